@@ -16,7 +16,7 @@ from cutlass_aot.runtime.launching.tensors import (
     native_classes,
     to_ffi,
 )
-from cutlass_aot.runtime.opened.finder import Finder
+from cutlass_aot.runtime.opened.finder import Chooser, Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
@@ -41,6 +41,8 @@ class Dispatcher:
         self._caches: dict[Computation, Any] = {}
         self.plain: dict[str | None, Any] = {}
         self.native: frozenset[type] = frozenset()
+        # By what decides which group serves: the computation, element types and layouts.
+        self._choosers: dict[tuple[Any, ...], Chooser | None] = {}
         # The framework's function that tells whether gradients are recorded.
         self._gradients: Any = None
 
@@ -57,7 +59,9 @@ class Dispatcher:
         native = self.native
         if stream is None and native and all(type(item) in native or type(item) is float for item in given):
             cache = self._caches.get(computation)
-            if cache is not None and self.fast_path(cache, given, computation):
+            if cache is not None and (
+                self.fast_path(cache, given, computation) or self._choose_and_launch(computation, given)
+            ):
                 return
         self._find_and_launch(computation, given, stream, workspace)
 
@@ -77,6 +81,23 @@ class Dispatcher:
                     computation = Computation("gemm", accumulator=computation)
                 raise self._failure(error, operands, computation) from error
             return False
+
+    def _choose_and_launch(self, computation: Computation, operands: Sequence[Any]) -> bool:
+        """Launch what native code chooses for a problem that is not in a cache; False if it does not choose.
+
+        The operands are such that native code takes them directly, and nothing records gradients for them.
+        """
+        chooser = self._choosers.get(_like(computation, operands))
+        if chooser is None or (self._gradients() and requires_gradient(operands)):
+            return False
+        number: int = chooser.function(*operands)
+        if number < 0:
+            return False
+        kernel = chooser.kernels[number]
+        kernel.launch(*operands)
+        if not kernel.workspace_bytes:
+            self._remember(kernel, operands, computation, chooser.ordinal)
+        return True
 
     def _find_and_launch(
         self, computation: Computation, operands: Sequence[Any], stream: Any, workspace: Any
@@ -106,6 +127,10 @@ class Dispatcher:
         # The cache can only launch kernels without a workspace, with operands in the order of the call.
         if not kernel.workspace_bytes and order == tuple(range(len(operands))):
             self._remember(kernel, operands, remembered, prepared.ordinal)
+            if len(operands) == 3 and all(type(operand) in self.native for operand in operands):
+                like = _like(computation, operands)
+                if like not in self._choosers:
+                    self._choosers[like] = self._finder.chooser(prepared)
 
     def _remember(
         self, kernel: KernelHandle, operands: Sequence[Any], computation: Computation, ordinal: int
@@ -146,6 +171,12 @@ class Dispatcher:
 def in_order(computation: Computation, operands: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
     """The operands of a call, those given by name last, in order of their names."""
     return (*operands, *(named[name] for name in computation.names)) if named else tuple(operands)
+
+
+def _like(computation: Computation, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """What decides which group serves tensors, as far as it can be known without looking at all of them."""
+    tensors = (item for item in operands if type(item) is not float and item.dim())
+    return (computation, *((item.dtype, item.stride(-1) == 1) for item in tensors))
 
 
 def _names(computation: Computation, count: int) -> list[str]:

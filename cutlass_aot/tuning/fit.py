@@ -114,7 +114,7 @@ def fit_group(
     """
     if not any(problem.ranked for problem in group.problems):
         return group
-    candidates = Candidates(
+    candidates = Candidates.of(
         {kernel.digest: tilings[kernel.digest] for kernel in group.kernels}, traffic, target
     )
     found = fit(candidates, group.problems, machine)

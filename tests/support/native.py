@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,7 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm, operand
 
-# In this order: the first asks for more of the C library's headers.
-LAUNCHER = tuple(
-    Path(native.__file__).with_name(name) for name in ("fast_path.c", "launcher.c", "cost_model.c")
-)
+LAUNCHER = tuple(Path(native.__file__).with_name(name) for name in ("fast_path.c", "launcher.c", "chooser.c"))
 
 # A GEMM in f32 on the host in place of a kernel. It checks what compiled code checks; that operands are on
 # one device, too, be it the host: DLPack tensors may claim a GPU, torch's are given as what they are.
@@ -114,16 +111,21 @@ def write_host_bundle(root: Path, kernels: list[Kernel], launcher: bytes, **how:
 
 def compile_c(folder: Path, name: str, source: str) -> bytes:
     """A shared library of C source that may use TVM-FFI; any warning is an error."""
+    (folder / f"{name}.c").write_text(source)
+    return compile_files(folder, name, [folder / f"{name}.c"])
+
+
+def compile_files(folder: Path, name: str, sources: Sequence[Path]) -> bytes:
+    """A shared library of C files that may use TVM-FFI; any warning is an error."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
     compiler = shutil.which("cc")
     command = [compiler] if compiler else [sys.executable, "-m", "ziglang", "cc"]
     if not compiler:
         pytest.importorskip("ziglang")
     package = Path(tvm_ffi.__file__).parent
-    (folder / f"{name}.c").write_text(source)
     warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers")
     where = ("-I", package / "include", "-L", package / "lib")
-    files = (folder / f"{name}.c", "-o", folder / f"{name}.so")
+    files = (*sources, "-o", folder / f"{name}.so")
     command += ["-std=gnu11", "-shared", "-fPIC", "-O1"]
     subprocess.run([*command, *warnings, *where, *files, "-ltvm_ffi", "-lm"], check=True)
     return (folder / f"{name}.so").read_bytes()

@@ -9,14 +9,13 @@ import pytest
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.schema.tuning.costs import Machine
-from tests.support.native import LAUNCHER, compile_c
+from tests.support.native import LAUNCHER, compile_files
 
 
 @pytest.fixture(scope="session")
 def launcher_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A bundle's real launcher, compiled once a session."""
-    sources = "\n".join(source.read_text() for source in LAUNCHER)
-    return compile_c(tmp_path_factory.mktemp("launcher"), "launcher", sources)
+    return compile_files(tmp_path_factory.mktemp("launcher"), "launcher", LAUNCHER)
 
 
 @pytest.fixture

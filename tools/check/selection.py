@@ -42,7 +42,7 @@ def candidates_of(kernels: Sequence[Kernel]) -> Candidates:
     """Kernels of one group as candidates."""
     first = kernels[0]
     tilings = {kernel.digest: Tiling.of(kernel) for kernel in kernels}
-    return Candidates(tilings, Traffic.of(first.operands), first.target)
+    return Candidates.of(tilings, Traffic.of(first.operands), first.target)
 
 
 def regrets(

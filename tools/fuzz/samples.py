@@ -91,7 +91,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
     def decode_group(data: bytes) -> None:
         index = group_from_bytes(data, group, "index")
         index.position("0" * 64)
-        list(index.columns(("tile_shape", "family")))
+        index.tilings.tilings()
         for position in range(len(index)):
             index.digest(position)
             str(index[position].kernel.name)

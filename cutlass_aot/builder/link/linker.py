@@ -53,7 +53,8 @@ _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
 _EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_*fast_path; local: *; }};\n"
 """A version script for both kinds of library; check_library() then looks at what they export."""
 _SHIM = native.FOLDER / "shim.c"
-_LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "fast_path.c", "cost_model.c"))
+_LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "fast_path.c", "chooser.c"))
+_HEADER = native.FOLDER / "arguments.h"
 _TIMEOUT_SECONDS = 900
 _ERROR_LINES = 20
 
@@ -113,7 +114,7 @@ class LinkToolchain:
                 {
                     "compile": (*_COMPILE_FLAGS, *_HOST_CODE_FLAGS, *_HOST_FLAGS[self.host]),
                     "exports": _EXPORTS,
-                    "launcher": [digest(source.read_bytes()) for source in _LAUNCHER],
+                    "launcher": [digest(source.read_bytes()) for source in (*_LAUNCHER, _HEADER)],
                     "link": (*_LINK_FLAGS, *_LIBRARIES, *_KERNEL_FLAGS),
                     "shim": digest(_SHIM.read_bytes()),
                     "target": self._target,

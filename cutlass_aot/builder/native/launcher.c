@@ -28,40 +28,19 @@
  * that threads do not wait for each other and a forked child finds no lock held. Two threads that remember the same at once
  * leave it there twice, which does no harm.
  */
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tvm/ffi/c_api.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#include "arguments.h"
+
 #define MAX_RANK 8
 #define MAX_OPERANDS 16
 #define MAX_ARGUMENTS 24
-#define MAX_EXTENT INT32_MAX
-#define MAX_STRIDE_BYTES ((INT64_C(1) << 40) - 1) /* of a TMA descriptor: cuTensorMapEncodeTiled */
 #define HEADS 4096                                /* chains of remembered choices; a power of two */
 #define MAX_KEY (MAX_OPERANDS * (3 + 2 * MAX_RANK))
 #define INTEGERS_OF_AN_OPERAND 9
 enum { WRITTEN = 1, BATCH = 2, COMPACT = 4, SCALE = 8, TILED = 16 };
-
-static int refuse(const char *kind, const char *text) {
-  TVMFFIErrorSetRaisedFromCStr(kind, text);
-  return -1;
-}
-
-/* The tensor of an argument, NULL if it is none. A tensor object is its header, then the tensor (c_api.h, kTVMFFITensor). */
-static const DLTensor *tensor_of(const TVMFFIAny *argument) {
-  if (argument->type_index == kTVMFFITensor) return (const DLTensor *)((const TVMFFIObject *)argument->v_obj + 1);
-  if (argument->type_index == kTVMFFIDLTensorPtr) return argument->v_ptr;
-  return NULL;
-}
-
-static void return_function(TVMFFIAny *result, TVMFFIObjectHandle function) {
-  result->type_index = kTVMFFIFunction;
-  result->zero_padding = 0;
-  result->v_obj = function;
-}
 
 /* ---- launch ---- */
 
@@ -372,9 +351,7 @@ static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
   int known = make_key(cache, arguments, count - teaching, &key);
   if (teaching) {
     if (known && remember(cache, &key, arguments[count - 1].v_obj)) return -1;
-    result->type_index = kTVMFFIInt;
-    result->zero_padding = 0;
-    result->v_int64 = __atomic_load_n(&cache->count, __ATOMIC_RELAXED);
+    return_integer(result, __atomic_load_n(&cache->count, __ATOMIC_RELAXED));
     return 0;
   }
   const struct choice *choice = known ? recall(cache, &key) : NULL;

@@ -36,13 +36,15 @@ from cutlass_aot.schema.bundles.catalog import (
     GroupEntry,
     common_alignment,
 )
-from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry, group_from_bytes
+from cutlass_aot.schema.bundles.group_index import CodeSpan, GroupIndex, KernelEntry, group_from_bytes
 from cutlass_aot.schema.bundles.signature import SIGNATURES, Signature
+from cutlass_aot.schema.bundles.tiling_table import TilingTable
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.compression import decompress, decompressed
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.requests.request import OPERATION, CompiledRequest
 from cutlass_aot.schema.requests.request_index import requests_from_bytes
 from cutlass_aot.schema.targets import Target
@@ -387,17 +389,21 @@ class _Verification:
 
     def _kernels(self, group: GroupEntry) -> tuple[KernelEntry, ...] | None:
         path = group.child.path
-        entries = self._parsed(
-            group.child,
-            lambda data, what: tuple(group_from_bytes(data, group, what)),
-            "an index that this release reads",
-        )
-        if entries is None:
+
+        def parse(data: bytes, what: str) -> tuple[GroupIndex, tuple[KernelEntry, ...]]:
+            index = group_from_bytes(data, group, what)
+            return index, tuple(index)
+
+        parsed = self._parsed(group.child, parse, "an index that this release reads")
+        if parsed is None:
             return None
+        index, entries = parsed
         if len(entries) != group.count or not entries:
             self._problem(path, f"{len(entries)} kernels", f"{group.count}, and at least one")
         if len({entry.kernel.symbol for entry in entries}) != len(entries):
             self._problem(path, "a kernel twice", "each kernel once")
+        if index.tilings != TilingTable.of([Tiling.of(entry.kernel) for entry in entries]):
+            self._problem(path, "tilings that are not those of its kernels", "those of their designs")
         for entry in entries:
             try:
                 found = from_plain(Kernel, to_plain(entry.kernel), "a kernel record").digest

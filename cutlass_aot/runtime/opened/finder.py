@@ -12,16 +12,17 @@ from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from cutlass_aot.runtime.opened import native_choice
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection import match, tiers
 from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.runtime.selection.query import Computation, Query
-from cutlass_aot.runtime.selection.tiers import KnownSpeeds, Preference, Ranked
+from cutlass_aot.runtime.selection.tiers import Constants, KnownSpeeds, Preference, Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.targets import Target
-from cutlass_aot.schema.tuning.costs import Costs, Machine, typical_machine
+from cutlass_aot.schema.tuning.costs import Machine, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents
 
 
@@ -79,25 +80,45 @@ class Serving:
         self.known = _known(groups, gpu)
         self._candidates: Candidates | None = None
         # By the identity of the constants, which are kept with the function that was made of them.
-        self._native: dict[int, tuple[Sequence[Costs], Any]] = {}
+        self._choosers: dict[tuple[int, int], tuple[Constants, Any]] = {}
 
     def fastest(
         self,
         launcher: Library,
+        ordinal: int,
         candidates: Candidates,
-        costs: Sequence[Costs],
+        constants: Constants,
         extents: Extents,
         machine: Machine,
     ) -> int:
         """The candidate with the least estimated time, by the launcher's cost model."""
-        found = self._native.get(id(costs))
+        number: int = self.chooser(launcher, ordinal, candidates, constants, machine)(*extents)
+        return number
+
+    def chooser(
+        self,
+        launcher: Library,
+        ordinal: int,
+        candidates: Candidates,
+        constants: Constants,
+        machine: Machine,
+    ) -> Any:
+        """The launcher's choice among the candidates, for operands on one GPU; made once."""
+        key = id(constants), ordinal
+        found = self._choosers.get(key)
         if found is None:
-            make, traffic = launcher.function("cutlass_aot_cost_model"), candidates.traffic
-            packed = candidates.packed(costs, machine.sm_count)
-            function = make(packed, traffic.a, traffic.b, traffic.out)
-            found = self._native[id(costs)] = costs, function
-        position: int = found[1](*extents)
-        return position
+            measured = self.known.measured
+            made = native_choice.make(
+                launcher,
+                candidates,
+                constants,
+                machine,
+                () if measured is None else measured.extents(),
+                self.groups[0].entry.operands,
+                ordinal,
+            )
+            found = self._choosers[key] = constants, made
+        return found[1]
 
     def candidates(self) -> Candidates:
         """The kernels of all groups."""
@@ -171,6 +192,21 @@ class _Match(NamedTuple):
         return [by_digest[digest] for digest in names]
 
 
+class Chooser(NamedTuple):
+    """Chooses a kernel in native code, for plain GEMMs on operands like those of some call.
+
+    Attributes:
+        function: takes the three operands; returns the number of the kernel, or -1 if :class:`Finder` has to
+            decide.
+        kernels: by number.
+        ordinal: the GPU's.
+    """
+
+    function: Any
+    kernels: tuple[KernelHandle, ...]
+    ordinal: int
+
+
 class PreparedCall(NamedTuple):
     """A call whose operands are described; ``ordinal`` is that of the operands' GPU, -1 for none."""
 
@@ -227,6 +263,25 @@ class Finder:
         """The best kernel for a call."""
         return next(self._matches(call, None, None, first=True)).best()
 
+    def chooser(self, call: PreparedCall) -> Chooser | None:
+        """The choice for other problems on operands like those of a call; None if Python has to make it."""
+        query, ordinal = call
+        if ordinal < 0 or not query.targets:
+            return None
+        entries = match.serving(self.groups, query, query.targets[0])
+        if len(entries) != 1 or not match.serves_alone(self.groups, query, entries[0]):
+            return None
+        model, machine = _gpu(ordinal)
+        serving = self._serving(entries, model)
+        launcher, candidates = serving.groups[0].launcher, serving.candidates()
+        constants = None if machine is None else tiers.estimating(serving.known, candidates, machine)
+        if launcher is None or machine is None or constants is None:
+            return None
+        function = serving.chooser(launcher, ordinal, candidates, constants, machine)
+        handles = self.handles(entries[0])
+        kernels = tuple(handles[position] for position in candidates.table.column("position"))
+        return Chooser(function, kernels, ordinal)
+
     def _matches(
         self, call: PreparedCall, target: str | None, gpu: str | None, *, first: bool = False
     ) -> Iterator[_Match]:
@@ -253,7 +308,7 @@ class Finder:
             serving = self._serving(entries, model)
             machine = present or _machine(serving.known, name)
             launcher = serving.groups[0].launcher if first and ordinal >= 0 else None
-            fastest = None if launcher is None else partial(serving.fastest, launcher)
+            fastest = None if launcher is None else partial(serving.fastest, launcher, ordinal)
             preference = tiers.prefer(serving.known, serving.candidates, extents, model, machine, fastest)
             found = True
             yield _Match(preference, serving, handles, extents, machine)

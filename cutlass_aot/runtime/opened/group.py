@@ -15,10 +15,9 @@ from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.runtime.selection.tiers import Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.bundles.group_index import GroupIndex, LaunchFacts, group_from_bytes
-from cutlass_aot.schema.encoding import MALFORMED
 from cutlass_aot.schema.kernels.constraints import SWIZZLE_32X4X4, OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.tiling import TILING_VALUES, Tiling, Traffic
+from cutlass_aot.schema.kernels.tiling import Traffic
 from cutlass_aot.schema.tuning.ranking import Ranking, holds_for
 
 if TYPE_CHECKING:
@@ -99,14 +98,9 @@ class Group:
     def candidates(self) -> Candidates:
         """Candidates for a choice among its kernels; the order of the index decides between full equals."""
         if self._candidates is None:
-            try:
-                found = {
-                    digest: Tiling.make(values, constants)
-                    for digest, values, constants in self.index.columns(TILING_VALUES)
-                }
-            except MALFORMED as error:
-                raise CorruptFile(f"{self._root}/{self.entry.child.path} is malformed: {error!r}") from None
-            self._candidates = Candidates(found, Traffic.of(self.entry.operands), self.entry.target)
+            index, entry = self.index, self.entry
+            traffic = Traffic.of(entry.operands)
+            self._candidates = Candidates(index.tilings, index.digest, traffic, entry.target)
         return self._candidates
 
     def ranking(self, reference: RankingReference) -> Ranked:

@@ -19,24 +19,27 @@ dynamic scheduler ("clc"), then the name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from struct import Struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from cutlass_aot.schema.bundles.tiling_table import TilingTable
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
-from cutlass_aot.schema.tuning.costs import Costs, Machine, derived, typical_machine
+from cutlass_aot.schema.tuning.costs import (
+    Costs,
+    Derivation,
+    Machine,
+    derivation,
+    derived,
+    typical_machine,
+)
 from cutlass_aot.schema.tuning.ranking import Extents
 
 if TYPE_CHECKING:
     from cutlass_aot.schema.kernels.kernel import Kernel
 
-_PACKED = Struct(f"={8 + len(Costs._fields)}d")
-"""A candidate for native code: eight numbers of its tiling, and its constants."""
-
 _SECTOR_BYTES = 32
 """What the device memory moves at once, at multiples of it. Source: CUDA C++ Best Practices Guide, "Coalesced
 Access to Global Memory"."""
-
 
 _FILLED = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.91, 16: 0.87}
 """Share of the SMs that clusters of so many blocks can fill, as one lies in a group of SMs (GPC): it gives
@@ -149,24 +152,31 @@ class Candidates:
     """Kernels of a group to choose from, prepared for estimates for many problems.
 
     Args:
-        tilings: by the kernels' digests; the order decides between full equals.
+        table: the kernels' tilings.
+        digest: gives the digest of a kernel by its position in the table.
         traffic: of the group's operands.
         target: of the group.
-
-    Attributes:
-        digests: of the kernels, in the order in which equals are preferred.
     """
 
-    def __init__(self, tilings: Mapping[str, Tiling], traffic: Traffic, target: str) -> None:
-        ordered = sorted(tilings.items(), key=lambda item: among_equals(item[1]))
-        self.digests = tuple(digest for digest, _ in ordered)
-        self.tilings = tuple(tiling for _, tiling in ordered)
+    def __init__(
+        self, table: TilingTable, digest: Callable[[int], str], traffic: Traffic, target: str
+    ) -> None:
+        self.table = table
         self.traffic = traffic
         self.target = target
+        self._digest = digest
+        self._digests: tuple[str, ...] | None = None
+        self._tilings: tuple[Tiling, ...] | None = None
+        blocks, active = table.column("blocks"), table.column("active_clusters")
         # Blocks of a cluster to the number of such clusters that run at once, as compiled into some kernels.
-        self._cluster_counts = {t.blocks: t.active_clusters for t in self.tilings if t.active_clusters}
-        self._places_on: dict[int, list[int]] = {}
+        self._known_clusters = {size: count for size, count in zip(blocks, active, strict=True) if count}
+        self._derivations: dict[Machine, Derivation] = {}
         self._derived: dict[Machine, list[Costs]] = {}
+
+    @classmethod
+    def of(cls, tilings: Mapping[str, Tiling], traffic: Traffic, target: str) -> Candidates:
+        """Candidates by their digests; the order decides between full equals."""
+        return cls(TilingTable.of(list(tilings.values())), list(tilings).__getitem__, traffic, target)
 
     @classmethod
     def merged(cls, parts: Sequence[Candidates]) -> Candidates:
@@ -176,66 +186,74 @@ class Candidates:
             for part in parts
             for digest, tiling in zip(part.digests, part.tilings, strict=True)
         }
-        return cls(tilings, parts[0].traffic, parts[0].target)
+        return cls.of(tilings, parts[0].traffic, parts[0].target)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Digests of the kernels, in the order in which equals are preferred."""
+        if self._digests is None:
+            self._digests = tuple(map(self._digest, self.table.column("position")))
+        return self._digests
+
+    def digest(self, number: int) -> str:
+        """One of :attr:`digests`."""
+        return self._digest(self.table.column("position")[number])
+
+    @property
+    def tilings(self) -> tuple[Tiling, ...]:
+        """The kernels' tilings, in order of :attr:`digests`."""
+        if self._tilings is None:
+            self._tilings = self.table.tilings()
+        return self._tilings
 
     def work(self, extents: Extents, sm_count: int) -> list[Work]:
         """The work of each kernel, in order of ``digests``."""
-        traffic = self.traffic
-        return [
-            work(tiling, count, extents, traffic)
-            for tiling, count in zip(self.tilings, self._places(sm_count), strict=True)
-        ]
+        traffic, clusters = self.traffic, self.clusters(sm_count)
+        return [work(tiling, places(tiling, clusters), extents, traffic) for tiling in self.tilings]
 
-    def _places(self, sm_count: int) -> list[int]:
-        """How many clusters of each kernel run at once."""
-        found = self._places_on.get(sm_count)
+    def clusters(self, sm_count: int) -> dict[int, int]:
+        """How many clusters run at once, by their size, where a kernel does not have a number of its own."""
+        sizes = set(self.table.column("blocks"))
+        return {size: clusters_at_once(size, self._known_clusters, sm_count) for size in sizes}
+
+    def derivation(self, machine: Machine) -> Derivation:
+        """How constants of kernels are derived of which nothing was measured."""
+        found = self._derivations.get(machine)
         if found is None:
-            found = [places(tiling, self._cluster_counts, sm_count) for tiling in self.tilings]
-            self._places_on[sm_count] = found
+            found = derivation(self.traffic.input_bits, self.target, machine)
+            self._derivations[machine] = found
         return found
-
-    def packed(self, costs: Sequence[Costs], sm_count: int) -> bytes:
-        """The candidates with their constants as ``builder/native/cost_model.c`` reads them."""
-        return b"".join(
-            _PACKED.pack(
-                tiling.cluster_m,
-                tiling.cluster_n,
-                tiling.block_m,
-                tiling.block_n,
-                tiling.depth * tiling.split,
-                tiling.blocks_per_sm,
-                tiling.within,
-                count,
-                *own,
-            )
-            for tiling, count, own in zip(self.tilings, self._places(sm_count), costs, strict=True)
-        )
 
     def derived(self, machine: Machine) -> list[Costs]:
         """Constants of each kernel of which nothing was measured, in order of ``digests``."""
         found = self._derived.get(machine)
         if found is None:
-            bits, target = self.traffic.input_bits, self.target
-            found = [derived(tiling, bits, target, machine) for tiling in self.tilings]
-            self._derived[machine] = found
+            by = self.derivation(machine)
+            found = self._derived[machine] = [by.of(tiling) for tiling in self.tilings]
         return found
 
 
-def places(tiling: Tiling, known: Mapping[int, int], sm_count: int) -> int:
-    """How many clusters of a kernel run at once.
+def places(tiling: Tiling, clusters: Mapping[int, int]) -> int:
+    """How many clusters of a kernel run at once; ``clusters`` are those of :meth:`Candidates.clusters`.
 
-    A persistent kernel has the number compiled in. Others are limited by what is known of clusters that are
-    as large or smaller: two of four blocks have to have room where one of eight has.
+    A persistent kernel has the number compiled in.
     """
-    if tiling.active_clusters:
-        return tiling.active_clusters * tiling.blocks_per_sm
-    if tiling.blocks in known:
-        return known[tiling.blocks] * tiling.blocks_per_sm
-    fitting = [int(sm_count * _FILLED.get(tiling.blocks, _FILLED_OTHERWISE) / tiling.blocks)]
-    for blocks, count in known.items():
-        if tiling.blocks % blocks == 0 and count * blocks <= sm_count:
-            fitting.append(count // (tiling.blocks // blocks))
-    return max(1, min(fitting)) * tiling.blocks_per_sm
+    return (tiling.active_clusters or clusters[tiling.blocks]) * tiling.blocks_per_sm
+
+
+def clusters_at_once(blocks: int, known: Mapping[int, int], sm_count: int) -> int:
+    """How many clusters of so many blocks run at once, with one block an SM.
+
+    ``known`` is the number for some sizes. Clusters are limited by what is known of those that are as large
+    or smaller: two of four blocks have to have room where one of eight has.
+    """
+    if blocks in known:
+        return known[blocks]
+    fitting = [int(sm_count * _FILLED.get(blocks, _FILLED_OTHERWISE) / blocks)]
+    for size, count in known.items():
+        if blocks % size == 0 and count * size <= sm_count:
+            fitting.append(count // (blocks // size))
+    return max(1, min(fitting))
 
 
 def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:
@@ -244,12 +262,7 @@ def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> S
     ``sm_count`` is None for that of a typical GPU of the kernel's target.
     """
     tiling, traffic, machine = Tiling.of(kernel), Traffic.of(kernel.operands), typical_machine(kernel.target)
-    sms = sm_count or machine.sm_count
-    todo = work(tiling, places(tiling, {}, sms), extents, traffic)
+    clusters = clusters_at_once(tiling.blocks, {}, sm_count or machine.sm_count)
+    todo = work(tiling, places(tiling, {tiling.blocks: clusters}), extents, traffic)
     costs = derived(tiling, traffic.input_bits, kernel.target, machine)
-    return (microseconds(costs, todo), *among_equals(tiling), kernel.name)
-
-
-def among_equals(tiling: Tiling) -> tuple[int, int, int]:
-    """The order of kernels whose estimates are equal."""
-    return (-tiling.cluster_m * tiling.cluster_n // tiling.blocks, tiling.blocks, tiling.scheduler)
+    return (microseconds(costs, todo), *tiling.preference, kernel.name)

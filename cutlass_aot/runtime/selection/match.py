@@ -125,6 +125,25 @@ def serving(groups: KeptGroups, query: Query, target: str) -> list[GroupEntry]:
     return sorted((group for group in fitting if group.accumulator == chosen), key=lambda group: group.name)
 
 
+def serves_alone(groups: KeptGroups, query: Query, group: GroupEntry) -> bool:
+    """Whether a group that serves a query also serves every other problem on operands like the query's.
+
+    These have the same element types and layouts, no extent of 1 in their matrices, and are supported by the
+    group; the operands are given in order.
+    """
+    if query.names or query.epilogue != group.epilogue:
+        return False
+    others = (other for other in groups.with_signature(group.signature) if other.name != group.name)
+    return all(
+        other.operands == group.operands
+        or other.epilogue != group.epilogue
+        or other.parameters != group.parameters
+        or query.accumulator not in (None, other.accumulator)
+        or other.requests is not None
+        for other in others
+    )
+
+
 def _takes(group: GroupEntry, query: Query) -> bool:
     """Whether a group has operands of these names and element types, and these parameters."""
     order = arrangement(operand_names(group), len(query.operands), query.names)

@@ -20,7 +20,7 @@ from cutlass_aot.runtime.selection.cost_model import (
     estimate,
     microseconds,
 )
-from cutlass_aot.schema.tuning.costs import Costs, Machine
+from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
 
 NEAR = 2.0
@@ -30,7 +30,10 @@ DOUBT = 1.05
 """A kernel that was not measured at a problem has to be expected faster by this than the best that was."""
 
 
-Fastest = Callable[[Candidates, Sequence[Costs], Extents, Machine], int]
+Constants = Sequence[Costs] | Derivation
+"""The constants of each candidate, or how they are derived."""
+
+Fastest = Callable[[Candidates, Constants, Extents, Machine], int]
 """Finds the position of the candidate with the least estimated time, the first of equals, in native code."""
 
 
@@ -99,10 +102,14 @@ class Ranked:
         kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
         return RankedProblem(extents, kernels, tuple(times[digest] for digest in kernels))
 
+    def extents(self) -> list[Extents]:
+        """The problems of all groups."""
+        return sorted({extents for ranking in self._rankings for extents in ranking.problems.extents})
+
     def nearest(self, extents: Extents) -> RankedProblem | None:
         """The nearest problem by the sum of octaves in all extents; None if none is within :data:`NEAR`."""
         found = []
-        for other in {other for ranking in self._rankings for other in ranking.problems.extents}:
+        for other in self.extents():
             steps = [abs(log2(one / another)) for one, another in zip(extents, other, strict=True)]
             if max(steps) <= NEAR:
                 found.append((sum(steps), other))
@@ -236,7 +243,21 @@ def default_order(
         reason = "the first by its tile, cluster and name: the cost model knows GEMMs alone"
         return Preference("default order", reason, candidates.digests)
     reason = f"the least time by the cost model, which was not fitted, on {_in_words(machine)}"
-    return _least("default order", reason, candidates.derived(machine), candidates, extents, machine, fastest)
+    constants = candidates.derivation(machine)
+    return _least("default order", reason, constants, candidates, extents, machine, fastest)
+
+
+def estimating(known: KnownSpeeds, candidates: Candidates, machine: Machine) -> Constants | None:
+    """The constants by which :func:`prefer` chooses for every problem that was not measured.
+
+    None if it does not choose by the cost model alone.
+    """
+    if not candidates.traffic.of_gemm:
+        return None
+    fit = known.fit(machine)
+    if fit is not None:
+        return fit.costs_on(candidates, machine)
+    return None if known.modelled() else candidates.derivation(machine)
 
 
 def estimates(
@@ -269,7 +290,7 @@ def _estimates(
 def _least(
     tier: str,
     reason: str,
-    costs: Sequence[Costs],
+    constants: Constants,
     candidates: Candidates,
     extents: Extents,
     machine: Machine,
@@ -277,7 +298,9 @@ def _least(
 ) -> Preference:
     """Kernels by their estimated time; equals stay in the order of the candidates."""
     if fastest is not None:
-        return Preference(tier, reason, (candidates.digests[fastest(candidates, costs, extents, machine)],))
+        best = fastest(candidates, constants, extents, machine)
+        return Preference(tier, reason, (candidates.digest(best),))
+    costs = candidates.derived(machine) if isinstance(constants, Derivation) else constants
     times = _estimates(costs, candidates, extents, machine)
     order = tuple(sorted(times, key=times.__getitem__))
     return Preference(tier, reason, order, tuple(times[digest] for digest in order))

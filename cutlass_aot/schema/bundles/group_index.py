@@ -4,22 +4,28 @@ What the kernels of a group share is in the catalog (:class:`~.GroupEntry`) only
 
     design      names that occur in a design
     provenance  what built the kernels, each combination once
-    kernels     one row a kernel, in order of name:
-                digest, generator, design (a value for each name, None for none), constants, workspace
-                bytes, digest of the object, facts, position in provenance, GPU code (offset, size and digest
-                in the group's code), position of its library among the group's
+    digests     of the kernels, in order of name
+    rows        one a kernel, each encoded: generator, design (a value for each name, None for none),
+                constants, workspace bytes, digest of the object, facts, position in provenance, GPU code
+                (offset, size and digest in the group's code), position of its library among the group's
+    tilings     what a choice among the kernels needs (:class:`.TilingTable`), and
+    kinds       the kinds of tilings
+
+A choice decodes none of the rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
-from cutlass_aot.schema.bundles.rows import BinaryDigest, Rows
-from cutlass_aot.schema.codec import AS_ROW, codec_of, row, within
+from cutlass_aot.schema.bundles.rows import BinaryDigest, Rows, rows_to_plain
+from cutlass_aot.schema.bundles.tiling_table import TilingTable
+from cutlass_aot.schema.codec import AS_ROW, row, within
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.kernels.artifact import Facts, symbol_of
 from cutlass_aot.schema.kernels.design import DesignValue
+from cutlass_aot.schema.kernels.tiling import Tiling
 
 if TYPE_CHECKING:
     from cutlass_aot.schema.kernels.kernel import Kernel
@@ -68,13 +74,17 @@ class LaunchFacts(NamedTuple):
 
 
 _Row = tuple[
-    BinaryDigest, str, tuple[DesignValue | None, ...], Mapping[str, int], int,
+    str, tuple[DesignValue | None, ...], Mapping[str, int], int,
     BinaryDigest, Annotated[Facts, AS_ROW], int, CodeSpan, int,
 ]  # fmt: skip
 
 
 class GroupIndex(Rows[_Row, KernelEntry]):
-    """The kernels of a group, by position; a malformed row raises CorruptFile when it is needed."""
+    """The kernels of a group, by position; a malformed row raises CorruptFile when it is needed.
+
+    Attributes:
+        tilings: of the kernels.
+    """
 
     def __init__(self, group: GroupEntry, body: Any, what: str) -> None:
         self._group = group
@@ -82,39 +92,22 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         try:
             self._design_names = tuple(str(name) for name in body["design"])
             self._provenance = [{str(k): str(v) for k, v in item.items()} for item in body["provenance"]]
-            rows = body["kernels"]
+            self.tilings = TilingTable(body["tilings"], [str(kind) for kind in body["kinds"]])
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
-        super().__init__(rows, _Row, what)
+        super().__init__(body, _Row, what)
+        if len(self.tilings.column("position")) != len(self):
+            raise CorruptFile(f"{what} is malformed: it does not have one tiling a kernel")
 
     def design(self, position: int) -> dict[str, DesignValue]:
         """A kernel's design, without making the record."""
-        values = self._rows[position][2]
         try:
+            values = self._plain(position)[1]
             return {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in zip(self._design_names, values, strict=True)
                 if value is not None
             }
-        except MALFORMED as error:
-            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
-
-    def columns(
-        self, names: Sequence[str]
-    ) -> Iterator[tuple[str, tuple[DesignValue | None, ...], Mapping[str, int]]]:
-        """Each kernel's digest, the values of ``names`` in its design, and its constants; no record is made.
-
-        Shapes may be lists.
-        """
-        known = {name: column for column, name in enumerate(self._design_names)}
-        places = [known.get(name) for name in names]
-        try:
-            for digest, _, values, constants, *_ in self._rows:
-                yield (
-                    digest.hex(),
-                    tuple(None if place is None else values[place] for place in places),
-                    constants,
-                )
         except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
@@ -127,7 +120,9 @@ class GroupIndex(Rows[_Row, KernelEntry]):
                 self._check(row)
             except MALFORMED as error:
                 raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
-            found = self._launch_facts[position] = LaunchFacts(symbol_of(row[0]), row[4], row[8], row[9])
+            found = self._launch_facts[position] = LaunchFacts(
+                symbol_of(self.digest(position)), row[3], row[7], row[8]
+            )
         return found
 
     def _check(self, row: _Row) -> None:
@@ -145,7 +140,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         # Imported here because choosing a kernel makes no record.
         from cutlass_aot.schema.kernels.kernel import Kernel
 
-        digest, generator, _, constants, workspace, sha256, facts, provenance, code, library = row
+        generator, _, constants, workspace, sha256, facts, provenance, code, library = row
         self._check(row)
         group = self._group
         kernel = Kernel.make(
@@ -159,7 +154,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
             constants=constants,
             workspace_bytes=workspace,
             parameters=dict(group.parameters),
-            digest=digest,
+            digest=self.digest(position),
         )
         return KernelEntry(kernel, sha256, facts, self._provenance[provenance], code, library)
 
@@ -173,7 +168,6 @@ def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
         kernel, design = entry.kernel, dict(entry.kernel.design)
         rows.append(
             (
-                kernel.digest,
                 kernel.generator,
                 tuple(design.get(name) for name in names),
                 dict(kernel.constants),
@@ -185,10 +179,13 @@ def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
                 entry.library,
             )
         )
+    tilings = TilingTable.of([Tiling.of(entry.kernel) for entry in entries])
     body = {
         "design": names,
         "provenance": [dict(item) for item in provenance],
-        "kernels": codec_of(tuple[_Row, ...]).to_plain(rows),
+        "tilings": tilings.rows,
+        "kinds": list(tilings.kinds),
+        **rows_to_plain(_Row, [entry.kernel.digest for entry in entries], rows),
     }
     return seal(GROUP_KIND, SCHEMA, body)
 

@@ -1,12 +1,12 @@
-"""Rows of an index: each begins with a digest and is decoded when it is first needed."""
+"""Rows of an index: found by a digest, and decoded when they are first needed."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, TypeVar, get_args
+from typing import Annotated, Any, Generic, TypeVar
 
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.codec import Codec, Form, from_plain
-from cutlass_aot.schema.encoding import MALFORMED
+from cutlass_aot.schema.codec import Codec, Form, codec_of, from_plain
+from cutlass_aot.schema.encoding import MALFORMED, decode, encode
 
 _DIGEST_BYTES = 32
 R = TypeVar("R")
@@ -26,21 +26,28 @@ BinaryDigest = Annotated[str, Form(lambda _: Codec(_digest_text, bytes.fromhex))
 class Rows(Sequence[T], Generic[R, T]):
     """Records of a file, by position and by digest.
 
-    Each of ``rows`` is a list of type ``kind`` (a ``tuple[...]``) that begins with the record's digest. A row
-    of another length or without a digest is a CorruptFile at once, any other malformed row when it is needed.
+    Args:
+        body: has ``digests``, those of all records one after the other, and ``rows``, each encoded.
+        kind: of a decoded row, a ``tuple[...]``.
+        what: names the file in errors.
+
+    Raises:
+        CorruptFile: if ``body`` is not so; for a malformed row, when it is needed.
     """
 
-    def __init__(self, rows: Any, kind: Any, what: str) -> None:
+    def __init__(self, body: Any, kind: Any, what: str) -> None:
         self._kind = kind
         self._what = what
-        columns = len(get_args(kind))
         try:
-            self._rows: list[Any] = list(rows)
-            for row in self._rows:
-                if len(row) != columns or not isinstance(row[0], bytes) or len(row[0]) != _DIGEST_BYTES:
-                    raise ValueError("a row of another length, or without a digest")
+            self._digests: bytes = body["digests"]
+            self._rows: list[bytes] = body["rows"]
+            if not isinstance(self._digests, bytes) or not isinstance(self._rows, list):
+                raise TypeError("expected bytes and a list")
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
+        if len(self._digests) != _DIGEST_BYTES * len(self._rows):
+            found = f"{len(self._digests)} bytes of digests for {len(self)} rows"
+            raise CorruptFile(f"{what} is malformed: {found}")
         self._decoded: dict[int, T] = {}
         self._positions: dict[bytes, int] | None = None
 
@@ -62,8 +69,15 @@ class Rows(Sequence[T], Generic[R, T]):
 
     def _row(self, position: int) -> R:
         """A row, whose values are of the types that they should be."""
-        row: R = from_plain(self._kind, self._rows[position], self._what)
+        row: R = from_plain(self._kind, self._plain(position), self._what)
         return row
+
+    def _plain(self, position: int) -> Any:
+        """A row as it was decoded, whatever it is."""
+        data = self._rows[position]
+        if not isinstance(data, bytes):
+            raise CorruptFile(f"{self._what} is malformed: row {position} is not bytes")
+        return decode(data, f"{self._what}: row {position}")
 
     @abstractmethod
     def _record(self, position: int, row: R) -> T:
@@ -71,11 +85,22 @@ class Rows(Sequence[T], Generic[R, T]):
 
     def digest(self, position: int) -> str:
         """Digest of a record, without decoding it."""
-        value: bytes = self._rows[position][0]
-        return value.hex()
+        return self._binary_digest(position).hex()
+
+    def _binary_digest(self, position: int) -> bytes:
+        return self._digests[_DIGEST_BYTES * position : _DIGEST_BYTES * (position + 1)]
 
     def position(self, digest: str) -> int | None:
         """Position of the record with this digest; None if there is none."""
         if self._positions is None:
-            self._positions = {row[0]: position for position, row in enumerate(self._rows)}
+            self._positions = {self._binary_digest(position): position for position in range(len(self))}
         return self._positions.get(bytes.fromhex(digest))
+
+
+def rows_to_plain(kind: Any, digests: Sequence[str], rows: Sequence[Any]) -> dict[str, Any]:
+    """What :class:`Rows` reads, of the records' digests and their rows of type ``kind``."""
+    codec = codec_of(kind)
+    return {
+        "digests": b"".join(map(bytes.fromhex, digests)),
+        "rows": [encode(codec.to_plain(row)) for row in rows],
+    }

@@ -12,7 +12,7 @@ CODE_PREFIX = "cutlass_aot_code_"
 """Prefix of the exported variable that takes the address and size of a function's GPU code."""
 
 LAUNCHER_SYMBOLS = (
-    f"{EXPORT_PREFIX}cutlass_aot_cost_model",
+    f"{EXPORT_PREFIX}cutlass_aot_chooser",
     f"{EXPORT_PREFIX}cutlass_aot_dispatch_cache",
     f"{EXPORT_PREFIX}cutlass_aot_launcher",
     "cutlass_aot_fast_path",

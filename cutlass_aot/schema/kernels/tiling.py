@@ -72,44 +72,33 @@ class Tiling(NamedTuple):
         ``values`` are in the order of :data:`TILING_VALUES`, None for those that the design does not have;
         ``constants`` are the numbers of the device profile that it has compiled in.
         """
-        # By the text, in which 1, 1.0 and True differ: values come from files.
-        key = repr((values, constants))
-        found = _known.get(key)
-        if found is None:
-            if len(_known) >= _MOST_KNOWN:
-                _known.clear()
-            found = _known[key] = _made(values, constants)
-        return found
+        tile, cluster, use_2cta_mma, family, scheduler, blocks_per_sm, persistent, swap_operands = values
+        m, n, depth = (*tile, *_UNKNOWN_TILE[len(tile) :])[:3] if _is_tile(tile) else _UNKNOWN_TILE
+        blocks_m, blocks_n, split = (*cluster, 1, 1, 1)[:3] if _is_shape(cluster) else (1, 1, 1)
+        pair = 2 if use_2cta_mma is True else 1
+        blocks = max(prod(cluster) if _is_shape(cluster) else 1, pair)
+        swapped = family in _TILES_SWAPPED
+        cluster_m, cluster_n, block_m = m * max(1, blocks_m // pair), n * blocks_n, m // pair or 1
+        marks = {"persistent": persistent is True, "swapped": swap_operands is True, "split": split > 1}
+        return cls(
+            cluster_m=cluster_n if swapped else cluster_m,
+            cluster_n=cluster_m if swapped else cluster_n,
+            block_m=n if swapped else block_m,
+            block_n=block_m if swapped else n,
+            depth=depth,
+            split=split,
+            blocks=blocks,
+            blocks_per_sm=_count(blocks_per_sm, 1),
+            active_clusters=_count(constants.get(f"max_active_clusters_{blocks}"), 0),
+            scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
+            within=family in _WITHIN,
+            kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),
+        )
 
-
-_known: dict[str, Tiling] = {}
-"""Tilings that were made, for groups of one catalogue have the same designs."""
-_MOST_KNOWN = 4096
-
-
-def _made(values: Sequence[DesignValue | None], constants: Mapping[str, int]) -> Tiling:
-    tile, cluster, use_2cta_mma, family, scheduler, blocks_per_sm, persistent, swap_operands = values
-    m, n, depth = (*tile, *_UNKNOWN_TILE[len(tile) :])[:3] if _is_tile(tile) else _UNKNOWN_TILE
-    blocks_m, blocks_n, split = (*cluster, 1, 1, 1)[:3] if _is_shape(cluster) else (1, 1, 1)
-    pair = 2 if use_2cta_mma is True else 1
-    blocks = max(prod(cluster) if _is_shape(cluster) else 1, pair)
-    swapped = family in _TILES_SWAPPED
-    cluster_m, cluster_n, block_m = m * max(1, blocks_m // pair), n * blocks_n, m // pair or 1
-    marks = {"persistent": persistent is True, "swapped": swap_operands is True, "split": split > 1}
-    return Tiling(
-        cluster_m=cluster_n if swapped else cluster_m,
-        cluster_n=cluster_m if swapped else cluster_n,
-        block_m=n if swapped else block_m,
-        block_n=block_m if swapped else n,
-        depth=depth,
-        split=split,
-        blocks=blocks,
-        blocks_per_sm=_count(blocks_per_sm, 1),
-        active_clusters=_count(constants.get(f"max_active_clusters_{blocks}"), 0),
-        scheduler=_SCHEDULERS.get(str(scheduler), len(_SCHEDULERS)),
-        within=family in _WITHIN,
-        kind=" ".join([str(family or ""), *(word for word, holds in marks.items() if holds)]),
-    )
+    @property
+    def preference(self) -> tuple[int, int, int]:
+        """Sort key of kernels of equal time: larger tiles, smaller clusters, then the dynamic scheduler."""
+        return (-self.cluster_m * self.cluster_n // self.blocks, self.blocks, self.scheduler)
 
 
 class Traffic(NamedTuple):

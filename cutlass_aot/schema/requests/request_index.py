@@ -1,7 +1,7 @@
 """The index of a program's requests that the kernels of a group answer.
 
-The file is sealed msgpack: ``requests``, one row a kernel, in the order of the group's index. A request is
-found by its digest, without decoding any.
+The file is sealed msgpack: ``digests`` of the requests and ``rows``, one a kernel, in the order of the
+group's index. A request is found by its digest, without decoding any.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,15 @@ from typing import Any
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_INDEX_BYTES, SCHEMA, GroupEntry
-from cutlass_aot.schema.bundles.rows import BinaryDigest, Rows
-from cutlass_aot.schema.codec import codec_of, from_plain
-from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
-from cutlass_aot.schema.requests.request import MAX_REQUEST_BYTES, CallByName, CompiledRequest, Request
+from cutlass_aot.schema.bundles.rows import Rows, rows_to_plain
+from cutlass_aot.schema.encoding import seal, unseal
+from cutlass_aot.schema.requests.request import CallByName, CompiledRequest, Request
 
 REQUESTS_KIND = "cutlass-aot requests"
 
 
-_Row = tuple[BinaryDigest, bytes, CallByName | None]
-"""Digest of the request, the encoded request, and how its function takes arguments by name."""
+_Row = tuple[bytes, CallByName | None]
+"""The encoded request, and how its function takes arguments by name."""
 
 
 class RequestIndex(Rows[_Row, CompiledRequest]):
@@ -29,28 +28,20 @@ class RequestIndex(Rows[_Row, CompiledRequest]):
     """
 
     def __init__(self, body: Any, count: int, what: str) -> None:
-        try:
-            rows = body["requests"]
-        except MALFORMED as error:
-            raise CorruptFile(f"{what} is malformed: {error!r}") from None
-        super().__init__(rows, _Row, what)
-        if not all(isinstance(row[1], bytes) and len(row[1]) <= MAX_REQUEST_BYTES for row in self._rows):
-            raise CorruptFile(f"{what} is malformed: a request of impossible length")
+        super().__init__(body, _Row, what)
         if len(self) != count:
             raise CorruptFile(
                 f"{what} has {len(self)} requests, the group {count} kernels: build the bundle again"
             )
-        if len({row[0] for row in self._rows}) != count:
+        if len(set(map(self.digest, range(count)))) != count:
             raise CorruptFile(f"{what} has a request twice: build the bundle again")
 
     def call(self, position: int) -> CallByName | None:
         """How a request's function takes arguments by name, without decoding the request."""
-        record = self._rows[position][2]
-        what = f"{self._what}: how a compiled function is called"
-        return None if record is None else from_plain(CallByName, record, what)
+        return self._row(position)[1]
 
     def _record(self, position: int, row: _Row) -> CompiledRequest:
-        digest, data, call = row
+        digest, (data, call) = self.digest(position), row
         request = Request.from_bytes(data, f"{self._what}: request {position}")
         if request.digest != digest:
             raise CorruptFile(
@@ -65,8 +56,8 @@ def requests_to_bytes(requests: Sequence[CompiledRequest]) -> bytes:
 
     Values without an encoding raise as in :meth:`.Request.encoded`.
     """
-    rows = [(request.digest, request.encoded(), call) for request, call in requests]
-    return seal(REQUESTS_KIND, SCHEMA, {"requests": codec_of(tuple[_Row, ...]).to_plain(rows)})
+    rows = [(request.encoded(), call) for request, call in requests]
+    return seal(REQUESTS_KIND, SCHEMA, rows_to_plain(_Row, [request.digest for request, _ in requests], rows))
 
 
 def requests_from_bytes(data: bytes, group: GroupEntry, what: str) -> RequestIndex:

@@ -1,7 +1,8 @@
 """What one kernel costs: the constants of the cost model (:mod:`cutlass_aot.runtime.selection.cost_model`).
 
 Constants are fitted to measurements (:mod:`cutlass_aot.tuning.fit`), predicted from a kernel's design by the
-regression of a fit, or, where nothing was measured, derived from the design and the GPU alone.
+regression of a fit, or, where nothing was measured, derived from the design and the GPU alone
+(:class:`Derivation`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,8 +112,32 @@ def check_costs(costs: Costs) -> None:
         raise ValueError(f"impossible constants of the cost model: {costs}")
 
 
-def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> Costs:
-    """Constants for a kernel of which nothing was measured.
+class Derivation(NamedTuple):
+    """What the constants of kernels of which nothing was measured are derived by, on one GPU.
+
+    Attributes:
+        costs: those of a kernel whose blocks do not share their sums, without a step.
+        shared_tile: ``tile`` of one whose blocks do.
+        multiply: microseconds that a step takes for each of its multiply-adds.
+        load: microseconds that it takes for each element that it loads.
+    """
+
+    costs: Costs
+    shared_tile: float
+    multiply: float
+    load: float
+
+    def of(self, tiling: Tiling) -> Costs:
+        """The constants of a kernel."""
+        block_m, block_n, depth = tiling.block_m, tiling.block_n, tiling.depth
+        return self.costs._replace(
+            tile=self.shared_tile if tiling.split > 1 else self.costs.tile,
+            step=self.multiply * block_m * block_n * depth + self.load * (block_m + block_n) * depth,
+        )
+
+
+def derivation(input_bits: int, target: str, machine: Machine) -> Derivation:
+    """How constants are derived for kernels of a target, of which nothing was measured.
 
     A step is its multiply-adds at the tensor cores' rate, and then the loading of its operands. The rest are
     round numbers of the order that a fit on an H200 gives. ``tools/check/selection.py`` prints how well they
@@ -120,13 +145,11 @@ def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> C
     """
     major = Target.parse(target).major
     rate = _REACHED * _FLOPS.get(major, _FLOPS[9]) * (16 / input_bits if input_bits <= 32 else 1 / 16)
-    block_m, block_n, depth = tiling.block_m, tiling.block_n, tiling.depth
-    clocks = 2 * block_m * block_n * depth / rate + (block_m + block_n) * depth * input_bits / 8 / _LOADED
-    pairing = 0.3
-    return Costs(
+    pairing, tile = 0.3, 1980 / machine.sm_mhz
+    costs = Costs(
         launch=1.0,
-        tile=(3.0 if tiling.split > 1 else 2.0) * 1980 / machine.sm_mhz,
-        step=clocks / machine.sm_mhz / (1 + pairing),
+        tile=2 * tile,
+        step=0.0,
         crowding=0.2,
         pairing=pairing,
         sharing=0.9,
@@ -136,6 +159,13 @@ def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> C
         emptiness=0.5,
         overlap=2.0,
     )
+    clock = 1 / machine.sm_mhz / (1 + pairing)
+    return Derivation(costs, 3 * tile, 2 / rate * clock, input_bits / 8 / _LOADED * clock)
+
+
+def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> Costs:
+    """Constants for a kernel of which nothing was measured."""
+    return derivation(input_bits, target, machine).of(tiling)
 
 
 # -- regression ---------------------------------------------------------------------------------------------

@@ -27,9 +27,11 @@ from cutlass_aot.schema.bundles.catalog import (
     Groups,
 )
 from cutlass_aot.schema.bundles.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
+from cutlass_aot.schema.bundles.tiling_table import TilingTable
 from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest, seal, unseal
 from cutlass_aot.schema.kernels.artifact import LAUNCHER_SYMBOLS
+from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.tuning.ranking import (
     RANKING_KIND,
     RANKING_SCHEMA,
@@ -198,8 +200,17 @@ def test_an_index_of_an_older_release_is_found_with_what_to_do(bundle):
     rewrite(bundle, path, seal(GROUP_KIND, 1, {}))
     problems = [problem for problem in verify_bundle(bundle) if problem.path == path]
     assert [problem.found for problem in problems] == [
-        f"{path} has schema version 1, which this cutlass-aot no longer reads: build it again, with version 8"
+        f"{path} has schema version 1, which this cutlass-aot no longer reads: build it again, with version 9"
     ]
+
+
+def test_tilings_of_other_kernels_are_found(bundle):
+    path, entries = child_of(bundle)
+    body = unseal((bundle / path).read_bytes(), GROUP_KIND, SCHEMA, "child")
+    other = TilingTable.of([Tiling.of(entry.kernel)._replace(block_m=7) for entry in entries])
+    rewrite(bundle, path, seal(GROUP_KIND, SCHEMA, {**body, "tilings": other.rows}))
+    problems = [problem for problem in verify_bundle(bundle) if problem.path == path]
+    assert [problem.found for problem in problems] == ["tilings that are not those of its kernels"]
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "lib/\ud800.so", "lib/a\nb.so"])
@@ -323,7 +334,7 @@ def test_libraries_are_held_against_the_kernels(bundle, library, says):
 @pytest.mark.parametrize(
     ("library", "says"),
     [
-        ({"exported": LAUNCHER_SYMBOLS[1:]}, "no symbol __tvm_ffi_cutlass_aot_cost_model"),
+        ({"exported": LAUNCHER_SYMBOLS[1:]}, "no symbol __tvm_ffi_cutlass_aot_chooser"),
         ({"machine": 183}, "a library for aarch64"),
         ({"extra": ["__tvm_ffi_system"]}, "the symbol __tvm_ffi_system"),
         ({"needed": ["libcudart.so.13"]}, "a need for libcudart.so.13"),
@@ -346,7 +357,7 @@ def test_a_library_of_kernels_is_no_launcher(bundle):
     library = read_catalog(bundle).groups[0].libraries["x86_64"][0]
     change_catalog(bundle, launchers={"x86_64": library})
     problems = {(problem.path, problem.found[:36]) for problem in verify_bundle(bundle)}
-    assert (library.path, "no symbol __tvm_ffi_cutlass_aot_cost") in problems
+    assert (library.path, "no symbol __tvm_ffi_cutlass_aot_choo") in problems
     assert ("lib/x86_64/launcher.so.zst", "a file that the catalog does not nam") in problems
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cutlass_aot.runtime.selection.cost_model import (
     Candidates,
     Work,
+    clusters_at_once,
     compute_and_memory,
     estimate,
     microseconds,
@@ -39,9 +40,13 @@ def kernel(tile: tuple[int, ...], target: str = "sm_90a", **design: Any) -> Kern
     return gemm(target=target, design={"family": "F", "tile_shape": tile, **design})
 
 
+def at_once(tiling: Tiling, known: dict[int, int], sm_count: int) -> int:
+    return places(tiling, {tiling.blocks: clusters_at_once(tiling.blocks, known, sm_count)})
+
+
 def todo(of: Kernel, extents: Extents, sm_count: int = 132) -> Work:
     tiling = Tiling.of(of)
-    return work(tiling, places(tiling, {}, sm_count), extents, HALF)
+    return work(tiling, at_once(tiling, {}, sm_count), extents, HALF)
 
 
 def time(of: Kernel, extents: Extents, sm_count: int = 132, costs: Costs = COSTS) -> float:
@@ -99,26 +104,26 @@ def test_rows_begin_within_a_sector_of_32_bytes_or_not(k: int, misaligned: int) 
 
 def test_clusters_run_as_the_device_profile_says_or_as_many_as_fit() -> None:
     five = Tiling.of(kernel((128, 128, 64), cluster_shape=(5, 1)))
-    assert places(five, {}, 132) == 23
-    assert places(Tiling.of(kernel((128, 128, 64), cluster_shape=(2, 1))), {}, 132) == 66
-    assert places(five._replace(active_clusters=20), {}, 132) == 20
-    assert places(five._replace(blocks_per_sm=2), {}, 132) == 46
+    assert at_once(five, {}, 132) == 23
+    assert at_once(Tiling.of(kernel((128, 128, 64), cluster_shape=(2, 1))), {}, 132) == 66
+    assert at_once(five._replace(active_clusters=20), {}, 132) == 20
+    assert at_once(five._replace(blocks_per_sm=2), {}, 132) == 46
     # What is known of clusters that this one can be divided into bounds it.
     eight = Tiling.of(kernel((128, 128, 64), cluster_shape=(8, 1)))
-    assert places(eight, {}, 132) == 15
-    assert places(eight, {4: 28}, 132) == 14
-    assert places(eight, {8: 16}, 132) == 16
-    assert places(eight, {3: 1, 16: 7}, 132) == 15
+    assert at_once(eight, {}, 132) == 15
+    assert at_once(eight, {4: 28}, 132) == 14
+    assert at_once(eight, {8: 16}, 132) == 16
+    assert at_once(eight, {3: 1, 16: 7}, 132) == 15
     # A cluster larger than the GPU is a wave of its own.
-    assert places(eight, {}, 4) == 1
+    assert at_once(eight, {}, 4) == 1
 
 
 def test_kernels_of_one_group_know_how_many_clusters_run() -> None:
     design = {"family": "F", "tile_shape": (128, 128, 64), "cluster_shape": (4, 1)}
     known = Tiling.of(gemm(target="sm_90a", design=design, constants={"max_active_clusters_4": 28}))
     unknown = Tiling.of(kernel((64, 128, 64), cluster_shape=(4, 1)))
-    alone = Candidates({"aa": unknown}, HALF, "sm_90a").work(LARGE, 132)
-    together = Candidates({"aa": unknown, "bb": known}, HALF, "sm_90a")
+    alone = Candidates.of({"aa": unknown}, HALF, "sm_90a").work(LARGE, 132)
+    together = Candidates.of({"aa": unknown, "bb": known}, HALF, "sm_90a")
     assert alone[0].waves == -(-32 * 64 // 30)
     assert together.work(LARGE, 132)[together.digests.index("aa")].waves == -(-32 * 64 // 28)
 
@@ -241,11 +246,11 @@ def test_every_design_has_a_time_and_more_work_takes_no_less(
 @given(st.lists(DESIGNS, min_size=1, max_size=6), EXTENTS)
 def test_many_are_estimated_as_each_alone(designs: list[dict[str, Any]], extents: Extents) -> None:
     members = {f"{number:03}": Tiling.of(gemm(target="sm_90a", design=d)) for number, d in enumerate(designs)}
-    candidates = Candidates(members, HALF, "sm_90a")
+    candidates = Candidates.of(members, HALF, "sm_90a")
     assert sorted(candidates.digests) == sorted(members)
     for digest, found in zip(candidates.digests, candidates.work(extents, 132), strict=True):
         tiling = members[digest]
-        assert found == work(tiling, places(tiling, {}, 132), extents, HALF)
+        assert found == work(tiling, at_once(tiling, {}, 132), extents, HALF)
 
 
 # -- derived constants, and the order that they give ---------------------------------------------------------

@@ -33,7 +33,7 @@ TILINGS = {
     for digest, tile in sorted(TILES.items())
 }
 HALF = Traffic(2, 2, 2, 16)
-ALL = Candidates(TILINGS, HALF, "sm_90a")
+ALL = Candidates.of(TILINGS, HALF, "sm_90a")
 H200, H100 = Machine(132, 1980, 4917), Machine(132, 1980, 3352)
 SQUARE = Extents(1, 4096, 4096, 4096)
 OTHER = Extents(1, 333, 3584, 3584)
@@ -186,7 +186,7 @@ def test_a_model_of_another_gpu_is_scaled_to_this_one() -> None:
 def test_each_group_is_scaled_from_the_gpu_that_it_was_fitted_on() -> None:
     slow = H200._replace(sm_mhz=990)
     both = Ranked.merged([ranking_of(costs=["aa"]), ranking_of(costs=["bb"], machine=slow)])
-    two = Candidates({name: TILINGS[name] for name in ("aa", "bb")}, HALF, "sm_90a")
+    two = Candidates.of({name: TILINGS[name] for name in ("aa", "bb")}, HALF, "sm_90a")
     found = dict(zip(two.digests, both.costs_on(two, H200), strict=True))
     assert found["aa"] == COSTS["aa"]
     assert found["bb"].step == COSTS["bb"].step / 2
@@ -285,12 +285,12 @@ def test_the_default_order_is_by_the_estimate() -> None:
 
 
 def test_equals_stay_in_the_order_given() -> None:
-    same = Candidates(dict.fromkeys(("zz", "aa", "mm"), TILINGS["bb"]), HALF, "sm_90a")
+    same = Candidates.of(dict.fromkeys(("zz", "aa", "mm"), TILINGS["bb"]), HALF, "sm_90a")
     assert default_order(same, SQUARE, H200).digests == ("zz", "aa", "mm")
 
 
 def test_what_is_not_a_gemm_has_no_expected_time() -> None:
-    others = Candidates(TILINGS, Traffic(0, 0, 2, 16), "sm_90a")
+    others = Candidates.of(TILINGS, Traffic(0, 0, 2, 16), "sm_90a")
     found = default_order(others, SQUARE, H200)
     assert found.expected == ()
     assert found.digests == others.digests
@@ -325,7 +325,7 @@ def test_tiers_do_not_depend_on_the_order_of_what_they_are_given(
     groups: list[list[RankedProblem]], extents: Extents, chance: random.Random
 ) -> None:
     def answers(given_: list[list[RankedProblem]], tilings: dict[str, Tiling]) -> Preference:
-        candidates = Candidates(tilings, HALF, "sm_90a")
+        candidates = Candidates.of(tilings, HALF, "sm_90a")
         measured = Ranked.merged([ranking_of(*problems, costs=list(TILES)) for problems in given_])
         return prefer(known(measured), lambda: candidates, extents, "NVIDIA H200", H200)
 
@@ -361,9 +361,9 @@ def test_the_exact_problem_wins(groups: list[list[RankedProblem]], data: st.Data
 @given(st.lists(st.sampled_from(sorted(TILINGS)), unique=True, min_size=1), EXTENTS, st.integers(1, 500))
 def test_the_default_order_has_every_candidate_once(names: list[str], extents: Extents, sms: int) -> None:
     machine = H200._replace(sm_count=sms)
-    found = default_order(Candidates({n: TILINGS[n] for n in names}, HALF, "sm_90a"), extents, machine)
+    found = default_order(Candidates.of({n: TILINGS[n] for n in names}, HALF, "sm_90a"), extents, machine)
     again = default_order(
-        Candidates({n: TILINGS[n] for n in reversed(names)}, HALF, "sm_90a"), extents, machine
+        Candidates.of({n: TILINGS[n] for n in reversed(names)}, HALF, "sm_90a"), extents, machine
     )
     assert sorted(found.digests) == sorted(names)
     assert found.expected == again.expected

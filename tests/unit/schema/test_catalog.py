@@ -21,8 +21,10 @@ from cutlass_aot.schema.bundles.catalog import (
     signature,
 )
 from cutlass_aot.schema.bundles.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
+from cutlass_aot.schema.bundles.tiling_table import TilingTable
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
+from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.tuning.costs import Costs, Machine
 from cutlass_aot.schema.tuning.ranking import (
     RANKING_KIND,
@@ -321,48 +323,67 @@ def test_kernels_are_made_once_and_only_those_asked_for(monkeypatch):
     assert made == [index.digest(2)]
 
 
-ROW = [
-    b"\1" * 32, "g", [None], {}, 0, b"\2" * 32, ["sm_90a", "13.0", 1, 0, 0, 0], 0, [0, 1, b"\3" * 32], 0,
-]  # fmt: skip
+ROW = ["g", [None], {}, 0, b"\2" * 32, ["sm_90a", "13.0", 1, 0, 0, 0], 0, [0, 1, b"\3" * 32], 0]
+
+
+def index_file(*rows, **changes):
+    """The file of an index with these rows."""
+    table = TilingTable.of([Tiling.make([None] * 8, {})] * len(rows))
+    body = {
+        "design": ["family"], "provenance": [{}], "digests": b"\1" * 32 * len(rows),
+        "rows": [encode(row) for row in rows], "tilings": table.rows, "kinds": list(table.kinds),
+    }  # fmt: skip
+    return seal(GROUP_KIND, SCHEMA, {**body, **changes})
 
 
 def test_a_row_that_is_sound_is_read():
-    data = seal(GROUP_KIND, SCHEMA, {"design": ["family"], "provenance": [{}], "kernels": [ROW]})
-    assert group_from_bytes(data, group(), "index")[0].code.sha256 == "03" * 32
+    assert group_from_bytes(index_file(ROW), group(), "index")[0].code.sha256 == "03" * 32
+
+
+def test_an_index_has_the_tilings_of_its_kernels():
+    members = designs(((64, 128), (128, 128)))
+    index = group_from_bytes(group_to_bytes([entry(kernel) for kernel in members]), group(), "index")
+    assert index.tilings == TilingTable.of(list(map(Tiling.of, members)))
+    by_position = zip(index.tilings.column("position"), index.tilings.tilings(), strict=True)
+    assert [tiling for _, tiling in sorted(by_position)] == list(map(Tiling.of, members))
+    assert index.tilings != TilingTable.of(list(map(Tiling.of, members[::-1])))
 
 
 @pytest.mark.parametrize(
     ("position", "value"),
     [
-        (0, b"short"), (0, "a" * 32), (0, None), (0, [0] * 32),
-        (2, None), (2, []), (2, [1, 2]), (2, 7),
-        (3, None), (3, {"sms": "many"}), (4, "x"), (5, "text"), (5, None),
-        (6, []), (6, None), (7, 9), (7, -1), (7, None), (7, "x"),
-        (8, None), (8, [0, 1]), (8, [0, 1, b"short"]),
-        (8, [-1, 1, b"\3" * 32]), (8, [1 << 30, 1, b"\3" * 32]),
-        (9, 1), (9, -1), (9, True), (9, None),
+        (0, None), (0, 7), (1, None), (1, []), (1, [1, 2]), (1, 7),
+        (2, None), (2, {"sms": "many"}), (3, "x"), (4, "text"), (4, None),
+        (5, []), (5, None), (6, 9), (6, -1), (6, None), (6, "x"),
+        (7, None), (7, [0, 1]), (7, [0, 1, b"short"]),
+        (7, [-1, 1, b"\3" * 32]), (7, [1 << 30, 1, b"\3" * 32]),
+        (8, 1), (8, -1), (8, True), (8, None),
     ],
 )  # fmt: skip
 def test_a_malformed_row_is_refused_at_the_latest_when_it_is_asked_for(position, value):
     row = list(ROW)
     row[position] = value
-    data = seal(GROUP_KIND, SCHEMA, {"design": ["family"], "provenance": [{}], "kernels": [ROW, row]})
+    data = index_file(ROW, row)
     with pytest.raises(CorruptFile, match="index is malformed"):
         group_from_bytes(data, group(), "index")[1]
-    if position == 2:
+    if position == 1:
         with pytest.raises(CorruptFile, match="index is malformed"):
             group_from_bytes(data, group(), "index").design(1)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [None, [], {}, {"design": [], "provenance": []}, {"design": [], "provenance": [], "kernels": 3},
-     {"design": [], "provenance": [1], "kernels": []}, {"design": [], "provenance": [], "kernels": [1]},
-     {"design": [], "provenance": [], "kernels": [[]]}, {"design": 1, "provenance": [], "kernels": []}],
+    [{"design": 1}, {"provenance": [1]}, {"provenance": 1}, {"rows": 3}, {"rows": []}, {"digests": b""},
+     {"digests": 1}, {"digests": b"\1" * 33}, {"tilings": b""}, {"tilings": 1}, {"tilings": b"x"},
+     {"tilings": b"x" * 52}, {"tilings": bytes(52)}, {"tilings": bytes(104)}, {"kinds": []}, {"kinds": 1},
+     {"tilings": [0] * 13}],
 )  # fmt: skip
 def test_a_malformed_index_is_refused(wrong):
     with pytest.raises(CorruptFile, match="index is malformed"):
-        group_from_bytes(seal(GROUP_KIND, SCHEMA, wrong), group(), "index")
+        group_from_bytes(index_file(ROW, **wrong), group(), "index")
+    for body in (None, [], {}, 7):
+        with pytest.raises(CorruptFile, match="index is malformed"):
+            group_from_bytes(seal(GROUP_KIND, SCHEMA, body), group(), "index")
 
 
 # -- rankings -----------------------------------------------------------------------------------------------

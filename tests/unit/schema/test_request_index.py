@@ -10,7 +10,7 @@ import pytest
 from cutlass_aot.errors import CorruptFile, SchemaTooNew
 from cutlass_aot.schema.bundles.catalog import SCHEMA, FileReference, GroupEntry
 from cutlass_aot.schema.codec import from_plain, to_plain
-from cutlass_aot.schema.encoding import seal, unseal
+from cutlass_aot.schema.encoding import decode, encode, seal, unseal
 from cutlass_aot.schema.requests import request_index as module
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest, Request
 from cutlass_aot.schema.requests.request_index import (
@@ -39,9 +39,16 @@ def read(data: bytes, count: int = len(SOME)) -> RequestIndex:
 
 
 def with_rows(change: Any) -> bytes:
-    """The file with its rows changed, sealed again."""
+    """The file with its rows changed, sealed again; the rows are decoded."""
     body = unseal(requests_to_bytes(SOME), REQUESTS_KIND, SCHEMA, "it")
-    return seal(REQUESTS_KIND, SCHEMA, {"requests": change(body["requests"])})
+    rows = change([decode(row, "a row") for row in body["rows"]])
+    return seal(REQUESTS_KIND, SCHEMA, {**body, "rows": [encode(row) for row in rows]})
+
+
+def with_body(**changes: Any) -> bytes:
+    """The file with parts of it changed, sealed again."""
+    body = unseal(requests_to_bytes(SOME), REQUESTS_KIND, SCHEMA, "it")
+    return seal(REQUESTS_KIND, SCHEMA, {**body, **changes})
 
 
 def test_requests_are_read_in_their_order() -> None:
@@ -75,8 +82,8 @@ def test_a_request_is_found_by_its_digest_without_decoding_any(monkeypatch: pyte
 
 def test_another_request_than_its_digest_says_is_refused() -> None:
     def exchanged(rows: Any) -> Any:
-        (first, one, _), (second, other, _), *rest = rows
-        return [[first, other, None], [second, one, None], *rest]
+        (one, _), (other, _), *rest = rows
+        return [[other, None], [one, None], *rest]
 
     index = read(with_rows(exchanged))
     assert index[2] == SOME[2]
@@ -88,29 +95,44 @@ def test_an_encoding_that_is_not_the_canonical_one_changes_nothing() -> None:
     """An integer of more bytes than it needs: what counts is the record."""
 
     def widened(rows: Any) -> Any:
-        data = rows[0][1].replace(b"\xa6schema\x01", b"\xa6schema\xcc\x01")
-        assert len(data) == len(rows[0][1]) + 1
-        return [[rows[0][0], data, None], *rows[1:]]
+        data = rows[0][0].replace(b"\xa6schema\x01", b"\xa6schema\xcc\x01")
+        assert len(data) == len(rows[0][0]) + 1
+        return [[data, None], *rows[1:]]
 
     assert read(with_rows(widened))[0] == SOME[0]
 
 
 @pytest.mark.parametrize(
-    "change",
+    "changes",
     [
-        lambda rows: None,
-        lambda rows: "text",
-        lambda rows: [*rows[1:], None],
-        lambda rows: [*rows[1:], rows[0][:2]],
-        lambda rows: [*rows[1:], [rows[0][0][:-1], *rows[0][1:]]],
-        lambda rows: [*rows[1:], [rows[0][0].hex(), *rows[0][1:]]],
-        lambda rows: [*rows[1:], [rows[0][0], "text", None]],
-        lambda rows: [*rows[1:], [rows[0][0], b"\0" * ((1 << 20) + 1), None]],
+        {"rows": None}, {"rows": "text"}, {"rows": []}, {"digests": None}, {"digests": b""},
+        {"digests": b"x" * 127}, {"digests": "x" * 128}, {"digests": [b"x" * 32] * 4},
     ],
-)
-def test_malformed_rows_are_refused(change: Any) -> None:
+)  # fmt: skip
+def test_a_malformed_body_is_refused(changes: Any) -> None:
     with pytest.raises(CorruptFile, match="it is malformed"):
-        read(with_rows(change))
+        read(with_body(**changes))
+
+
+@pytest.mark.parametrize(
+    "row", [None, [], [b"", None, None], ["text", None], [b"\0" * ((1 << 20) + 1), None], [b"\0", None]]
+)
+def test_a_malformed_row_is_refused_when_it_is_asked_for(row: Any) -> None:
+    index = read(with_rows(lambda rows: [row, *rows[1:]]))
+    assert index[2] == SOME[2]
+    with pytest.raises(CorruptFile):
+        index[0]
+
+
+@pytest.mark.parametrize("row", [None, "text", b"", b"\xc1", b"\x90\x90"])
+def test_a_row_that_is_not_encoded_is_refused_when_it_is_asked_for(row: Any) -> None:
+    rows = unseal(requests_to_bytes(SOME), REQUESTS_KIND, SCHEMA, "it")["rows"]
+    index = read(with_body(rows=[*rows[:3], row]))
+    assert index[2] == SOME[2]
+    with pytest.raises(CorruptFile, match="row 3"):
+        index[3]
+    with pytest.raises(CorruptFile, match="row 3"):
+        index.call(3)
 
 
 def test_a_body_of_another_kind_is_refused() -> None:
@@ -121,8 +143,8 @@ def test_a_body_of_another_kind_is_refused() -> None:
 
 @pytest.mark.parametrize("call", [7, [], [1, 2, 3, 4, 5]])
 def test_a_malformed_call_is_refused_when_it_is_asked_for(call: Any) -> None:
-    index = read(with_rows(lambda rows: [[*rows[0][:2], call], *rows[1:]]))
-    with pytest.raises(CorruptFile, match="how a compiled function is called"):
+    index = read(with_rows(lambda rows: [[rows[0][0], call], *rows[1:]]))
+    with pytest.raises(CorruptFile, match="it"):
         index.call(0)
     assert index.call(2) == CALL
 

@@ -25,7 +25,7 @@ TILINGS = {
     f"{number:064x}": Tiling.make([(*tile, 64), (1, 1), False, "F", "clc", 1, False, None], {})
     for number, tile in enumerate(TILES)
 }
-ALL = Candidates(TILINGS, TRAFFIC, "sm_90a")
+ALL = Candidates.of(TILINGS, TRAFFIC, "sm_90a")
 WEIGHTS = [(n, k) for n in (512, 1536, 4096, 7168) for k in (1024, 4096, 14336)]
 PROBLEMS = [Extents(1, m, n, k) for m in (1, 16, 100, 333, 1024, 4096) for n, k in WEIGHTS]
 

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The choice of a kernel for operands that were not seen before: the cost model, and whether a group serves a plain GEMM.
+ *
+ *     cutlass_aot_chooser(tilings, clusters, costs, traffic, measured, operands, device) -> choose
+ *     choose(a, b, out)         the number of the kernel with the least estimated time, the first of equals; -1 if Python has to
+ *                               decide, which knows more than is known here
+ *     choose(batch, m, n, k)    the same for operands that are known to be served
+ *
+ * Arguments are bytes, but for the device, a CUDA ordinal:
+ *
+ *     tilings   a struct tiling for each kernel: schema/bundles/tiling_table.py
+ *     clusters  a struct clusters for each size of clusters: how many run at once where no device is compiled into a kernel
+ *     costs     a struct costs for each kernel, or one struct derivation for all
+ *     traffic   bytes of memory for each element of (M, K), (K, N) and (M, N), as doubles
+ *     measured  batch, m, n and k of each problem that was measured, for which Python has the times
+ *     operands  a struct operand for each of a, b and out, or nothing
+ *
+ * The formula is that of runtime/selection/cost_model.py, which describes it, and the rules for operands are those of
+ * schema/kernels/operands.py, without what is rare: an extent of 1, a batch of 1 with strides of its own, broadcast operands.
+ * tests/unit/runtime/test_chooser.py compares.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "arguments.h"
+
+#define SECTOR_BYTES 32
+
+struct tiling {
+  uint32_t position, cluster_m, cluster_n, block_m, block_n, depth, split, blocks, blocks_per_sm, active_clusters, scheduler, within, kind;
+};
+
+struct clusters {
+  double blocks, at_once;
+};
+
+struct costs {
+  double launch, tile, step, crowding, pairing, sharing, misalignment, tail, bandwidth, emptiness, overlap;
+};
+
+struct derivation {
+  struct costs costs;                    /* tile where a block does not share its sums */
+  double shared_tile, multiply, load;    /* where it does; of a step, for each multiply-add and for each element loaded */
+};
+
+struct operand {
+  int64_t code, bits, contiguous, divisibility, alignment; /* contiguous from the end, 1 or 2; divisibility in elements */
+};
+
+struct kernel {
+  struct tiling tiling;
+  struct costs costs;
+  double places;
+};
+
+struct problem {
+  int64_t batch, m, n, k;
+};
+
+struct chooser {
+  double a, b, out;
+  int64_t device;
+  size_t kernel_count, measured_count;
+  struct problem *measured;
+  struct operand operands[3];
+  int has_operands;
+  struct kernel kernels[];
+};
+
+static double at_least_zero(double value) { return value > 0 ? value : 0; }
+
+static double microseconds(const struct chooser *chooser, const struct kernel *kernel, double batch, double m, double n, double k) {
+  const struct tiling *tiling = &kernel->tiling;
+  const struct costs *costs = &kernel->costs;
+  double down = ceil(m / tiling->cluster_m), across = ceil(n / tiling->cluster_n);
+  double clusters = batch * down * across, waves = ceil(clusters / kernel->places);
+  double filled = waves > 1 ? clusters / kernel->places : 1;
+  double at_work = clusters * tiling->blocks_per_sm / kernel->places;
+  double missing_m = tiling->within ? at_least_zero(tiling->block_m - m) : down * tiling->cluster_m - m;
+  double missing_n = tiling->within ? at_least_zero(tiling->block_n - n) : across * tiling->cluster_n - n;
+  double whole = (1 - costs->tail) * filled + costs->tail * waves;
+  double step = costs->step * (at_work < 1 ? pow((at_work + 0.15) / 1.15, costs->crowding) : 1);
+  if (at_work > 0.5) step *= 1 + costs->pairing;
+  if (tiling->blocks_per_sm > 1 && at_work > 1) step *= 1 + costs->sharing;
+  if (fmod(chooser->a * k, SECTOR_BYTES) != 0) step *= 1 + costs->misalignment;
+  double compute = whole * (costs->tile + ceil(k / ((double)tiling->depth * tiling->split)) * step);
+  double a = chooser->a * batch * k, b = chooser->b * batch * k;
+  double megabytes = (a * m + b * n + chooser->out * batch * m * n) / 1e6;
+  double empty = (a * missing_m * across + b * missing_n * down) / 1e6;
+  double memory = (megabytes + costs->emptiness * empty) / costs->bandwidth * 1e3;
+  double longer = (compute + memory + fabs(compute - memory)) / 2;
+  double powers = pow(compute / longer, costs->overlap) + pow(memory / longer, costs->overlap);
+  return costs->launch + longer * pow(powers, 1 / costs->overlap);
+}
+
+static int64_t fastest(const struct chooser *chooser, const struct problem *problem) {
+  size_t best = 0;
+  double least = INFINITY;
+  for (size_t index = 0; index < chooser->kernel_count; index++) {
+    double time = microseconds(chooser, &chooser->kernels[index], (double)problem->batch, (double)problem->m, (double)problem->n,
+                               (double)problem->k);
+    if (time < least) {
+      least = time;
+      best = index;
+    }
+  }
+  return (int64_t)best;
+}
+
+/* Whether the group certainly serves a tensor; then its batch, rows and columns. */
+static int serves(const struct chooser *chooser, const struct operand *operand, const DLTensor *tensor, int64_t extents[3]) {
+  int modes = tensor ? tensor->ndim : 0;
+  if (modes < 2 || modes > 3 || !tensor->strides || tensor->device.device_type != kDLCUDA ||
+      tensor->device.device_id != chooser->device)
+    return 0;
+  if (tensor->dtype.code != operand->code || tensor->dtype.bits != operand->bits || tensor->dtype.lanes != 1) return 0;
+  if (((uint64_t)(uintptr_t)tensor->data + tensor->byte_offset) % (uint64_t)operand->alignment) return 0;
+  int inner = modes - (int)operand->contiguous, outer = inner == modes - 1 ? modes - 2 : modes - 1;
+  int64_t most = MAX_STRIDE_BYTES * 8 / operand->bits, reach;
+  extents[0] = modes == 3 ? tensor->shape[0] : 1;
+  extents[1] = tensor->shape[modes - 2];
+  extents[2] = tensor->shape[modes - 1];
+  if (extents[0] < 1 || extents[1] < 2 || extents[2] < 2) return 0;
+  if (extents[0] > MAX_EXTENT || extents[1] > MAX_EXTENT || extents[2] > MAX_EXTENT) return 0;
+  if (tensor->strides[inner] != 1 || tensor->shape[inner] % operand->divisibility) return 0;
+  for (int mode = 0; mode < modes; mode++) {
+    if (mode == inner || tensor->shape[mode] == 1) continue;
+    int64_t stride = tensor->strides[mode];
+    if (stride < (mode == outer ? tensor->shape[inner] : 1) || stride > most || stride % operand->divisibility) return 0;
+    if (__builtin_mul_overflow(stride, tensor->shape[mode], &reach) || reach > INT64_MAX - operand->divisibility) return 0;
+  }
+  return 1;
+}
+
+static int served(const struct chooser *chooser, const TVMFFIAny *arguments, struct problem *problem) {
+  int64_t extents[3][3];
+  if (!chooser->has_operands) return 0;
+  for (int position = 0; position < 3; position++) {
+    const DLTensor *tensor = tensor_of(&arguments[position]);
+    if (!serves(chooser, &chooser->operands[position], tensor, extents[position])) return 0;
+    if (tensor->ndim != tensor_of(&arguments[0])->ndim || extents[position][0] != extents[0][0]) return 0;
+  }
+  *problem = (struct problem){extents[0][0], extents[0][1], extents[1][2], extents[0][2]};
+  if (extents[1][1] != problem->k || extents[2][1] != problem->m || extents[2][2] != problem->n) return 0;
+  for (size_t index = 0; index < chooser->measured_count; index++)
+    if (!memcmp(&chooser->measured[index], problem, sizeof *problem)) return 0;
+  return 1;
+}
+
+static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+  const struct chooser *chooser = self;
+  struct problem problem;
+  if (count == 3) {
+    return_integer(result, served(chooser, arguments, &problem) ? fastest(chooser, &problem) : -1);
+    return 0;
+  }
+  if (count != 4) return refuse("TypeError", "expected three operands, or batch, m, n and k");
+  int64_t extents[4];
+  for (int position = 0; position < 4; position++) {
+    extents[position] = arguments[position].v_int64;
+    if (arguments[position].type_index != kTVMFFIInt || extents[position] < 1)
+      return refuse("TypeError", "expected extents of 1 or more");
+  }
+  memcpy(&problem, extents, sizeof problem);
+  return_integer(result, fastest(chooser, &problem));
+  return 0;
+}
+
+/* ---- making one ---- */
+
+struct bytes {
+  const char *data;
+  size_t size;
+};
+
+/* The bytes of an argument that holds items of one size, of more than seven bytes: shorter bytes are given otherwise. */
+static int read_bytes(const TVMFFIAny *argument, size_t item, struct bytes *found) {
+  *found = (struct bytes){"", 0};
+  if (argument->type_index == kTVMFFISmallBytes) return !argument->small_str_len;
+  const TVMFFIByteArray *array = NULL;
+  if (argument->type_index == kTVMFFIByteArrayPtr) array = argument->v_ptr;
+  if (argument->type_index == kTVMFFIBytes) array = (const TVMFFIByteArray *)((const TVMFFIObject *)argument->v_obj + 1);
+  if (!array || array->size % item) return 0;
+  found->data = array->data;
+  found->size = array->size;
+  return 1;
+}
+
+static double clusters_at_once(const struct tiling *tiling, const struct bytes *clusters) {
+  struct clusters known;
+  if (tiling->active_clusters) return tiling->active_clusters;
+  for (size_t offset = 0; offset < clusters->size; offset += sizeof known) {
+    memcpy(&known, clusters->data + offset, sizeof known);
+    if (known.blocks == tiling->blocks) return known.at_once;
+  }
+  return 1;
+}
+
+static struct costs costs_of(const struct tiling *tiling, const struct derivation *derivation) {
+  struct costs costs = derivation->costs;
+  double m = tiling->block_m, n = tiling->block_n, depth = tiling->depth;
+  if (tiling->split > 1) costs.tile = derivation->shared_tile;
+  costs.step = derivation->multiply * m * n * depth + derivation->load * (m + n) * depth;
+  return costs;
+}
+
+static int possible(const struct tiling *tiling) {
+  return tiling->cluster_m && tiling->cluster_n && tiling->block_m && tiling->block_n && tiling->depth && tiling->split &&
+         tiling->blocks && tiling->blocks_per_sm;
+}
+
+static int operands_possible(const struct chooser *made) {
+  for (int position = 0; position < 3; position++) {
+    const struct operand *operand = &made->operands[position];
+    if (operand->bits < 1 || operand->bits > 64 || operand->divisibility < 1 || operand->alignment < 1) return 0;
+    if (operand->contiguous != 1 && operand->contiguous != 2) return 0;
+  }
+  return 1;
+}
+
+EXPORT int __tvm_ffi_cutlass_aot_chooser(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+  (void)self;
+  struct bytes tilings, clusters, costs, traffic, measured, operands;
+  struct derivation derivation;
+  double moved[3];
+  if (count != 7 || !read_bytes(&arguments[0], sizeof(struct tiling), &tilings) || !tilings.size ||
+      !read_bytes(&arguments[1], sizeof(struct clusters), &clusters) || !read_bytes(&arguments[2], sizeof(double), &costs) ||
+      !read_bytes(&arguments[3], sizeof moved, &traffic) || traffic.size != sizeof moved ||
+      !read_bytes(&arguments[4], sizeof(struct problem), &measured) ||
+      !read_bytes(&arguments[5], 3 * sizeof(struct operand), &operands) || arguments[6].type_index != kTVMFFIInt)
+    return refuse("TypeError", "expected tilings, clusters, costs, traffic, measured problems and operands as bytes, and a device");
+  size_t kernels = tilings.size / sizeof(struct tiling);
+  int derived = costs.size == sizeof derivation; /* which is not a multiple of sizeof(struct costs) */
+  if (!derived && costs.size != kernels * sizeof(struct costs)) return refuse("ValueError", "expected the costs of each kernel");
+  size_t size = sizeof(struct chooser) + kernels * sizeof(struct kernel);
+  struct chooser *made = calloc(1, size + measured.size);
+  if (!made) return refuse("MemoryError", "out of memory");
+  memcpy(moved, traffic.data, sizeof moved);
+  made->a = moved[0];
+  made->b = moved[1];
+  made->out = moved[2];
+  made->device = arguments[6].v_int64;
+  made->kernel_count = kernels;
+  made->measured_count = measured.size / sizeof(struct problem);
+  made->measured = (struct problem *)((char *)made + size);
+  if (measured.size) memcpy(made->measured, measured.data, measured.size);
+  made->has_operands = operands.size == sizeof made->operands;
+  if (made->has_operands) memcpy(made->operands, operands.data, sizeof made->operands);
+  if (derived) memcpy(&derivation, costs.data, sizeof derivation);
+  int sound = !made->has_operands || operands_possible(made);
+  for (size_t index = 0; index < kernels; index++) {
+    struct kernel *kernel = &made->kernels[index];
+    memcpy(&kernel->tiling, tilings.data + index * sizeof kernel->tiling, sizeof kernel->tiling);
+    if (derived) kernel->costs = costs_of(&kernel->tiling, &derivation);
+    else memcpy(&kernel->costs, costs.data + index * sizeof kernel->costs, sizeof kernel->costs);
+    kernel->places = clusters_at_once(&kernel->tiling, &clusters) * kernel->tiling.blocks_per_sm;
+    sound = sound && possible(&kernel->tiling);
+  }
+  TVMFFIObjectHandle function = NULL;
+  if (!sound) {
+    free(made);
+    return refuse("ValueError", "impossible tiling or operand");
+  }
+  if (TVMFFIFunctionCreate(made, choose, free, &function)) {
+    free(made);
+    return -1;
+  }
+  return_function(result, function);
+  return 0;
+}

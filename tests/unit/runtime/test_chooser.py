@@ -1,0 +1,258 @@
+"""The choice in native code against the one in Python; of near equals, roundings may decide."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cutlass_aot.runtime.opened import native_choice
+from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
+from cutlass_aot.schema.kernels.operands import OperandDescription, supports
+from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
+from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
+from cutlass_aot.schema.tuning.ranking import Extents
+from tests.unit.runtime.test_tensors import descriptions, problems
+
+pytest.importorskip("tvm_ffi")
+from tests.support.native_launcher import GEMM, Native, Refused, product, tensors
+
+TRAFFIC = Traffic(1, 1, 2, 8)
+H200 = Machine(132, 1980, 4917)
+
+
+@pytest.fixture(scope="module")
+def native(launcher_library: bytes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Native]:
+    yield Native(launcher_library, tmp_path_factory.mktemp("kernels"))
+    gc.collect()
+
+
+class Launcher:
+    """The launcher as the runtime has it."""
+
+    def __init__(self, native: Native) -> None:
+        self._native = native
+
+    def function(self, name: str) -> Any:
+        return lambda *given: self._native.make(name.removeprefix("cutlass_aot_"), *given)
+
+
+def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
+    chance = random.Random(seed)
+    tilings = {}
+    for number in range(40):
+        tile = (chance.choice([64, 128, 256]), chance.choice([8, 64, 96, 256]), chance.choice([64, 128]))
+        cluster = (chance.choice([1, 2]), chance.choice([1, 2]), chance.choice([1, 1, 4, 8]))
+        constants = chance.choice([{}, {f"max_active_clusters_{cluster[0] * cluster[1] * cluster[2]}": 15}])
+        design = [
+            tile,
+            cluster,
+            chance.random() < 0.3,
+            chance.choice(["F", "Sm90ClusterGemm"]),
+            "clc",
+            chance.choice([1, 2]),
+            None,
+            None,
+        ]
+        tilings[f"{number:02}"] = Tiling.make(design, constants)
+    candidates = Candidates.of(tilings, TRAFFIC, "sm_90a")
+    costs = [
+        own._replace(
+            tail=chance.random(), overlap=1 + 3 * chance.random(), step=own.step * (0.5 + chance.random())
+        )
+        for own in candidates.derived(H200)
+    ]
+    return candidates, costs
+
+
+def chooser(
+    native: Native,
+    candidates: Candidates,
+    constants: Sequence[Costs] | Derivation,
+    measured: Sequence[Extents] = (),
+    operands: Any = GEMM,
+    ordinal: int = 0,
+) -> Any:
+    launcher: Any = Launcher(native)
+    return native_choice.make(launcher, candidates, constants, H200, measured, operands, ordinal)
+
+
+def times(candidates: Candidates, costs: Sequence[Costs], extents: Extents) -> list[float]:
+    todo = candidates.work(extents, H200.sm_count)
+    return [microseconds(own, work) for own, work in zip(costs, todo, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("derived", [False, True])
+def test_native_code_takes_a_kernel_as_fast_as_the_one_that_python_takes(
+    native: Native, seed: int, derived: bool
+) -> None:
+    candidates, costs = some_candidates(seed)
+    choose = chooser(native, candidates, candidates.derivation(H200) if derived else costs)
+    costs = candidates.derived(H200) if derived else costs
+    chance = random.Random(100 + seed)
+    for _ in range(300):
+        drawn = [int(2 ** chance.uniform(0, 14)) for _ in range(3)]
+        extents = Extents(chance.choice([1, 1, 7]), *drawn)
+        expected = times(candidates, costs, extents)
+        assert expected[choose(*extents)] == pytest.approx(min(expected), rel=1e-12)
+
+
+def test_the_first_of_equals_is_taken(native: Native) -> None:
+    candidates, costs = some_candidates(1)
+    same = Candidates.of(dict.fromkeys(("aa", "bb", "cc"), candidates.tilings[3]), TRAFFIC, "sm_90a")
+    assert chooser(native, same, [costs[3]] * 3)(1, 333, 3584, 3584) == 0
+    assert [same.digest(number) for number in range(3)] == ["aa", "bb", "cc"]
+
+
+# -- operands -----------------------------------------------------------------------------------------------
+
+
+def test_operands_are_chosen_for_as_their_extents_are(native: Native) -> None:
+    candidates, costs = some_candidates(2)
+    choose = chooser(native, candidates, costs)
+    for batch in (None, 1, 3):
+        operands = product(m=96, n=64, k=48, batch=batch)
+        assert choose(*tensors(*operands)) == choose(batch or 1, 96, 64, 48) >= 0
+
+
+CHANGED = {
+    "another GPU": lambda a, b, out: (a, b, replace(out, device=1)),
+    "all on another GPU": lambda *operands: [replace(operand, device=1) for operand in operands],
+    "not on a GPU": lambda a, b, out: (replace(a, device=None), b, out),
+    "another element type": lambda a, b, out: (a, replace(b, dtype="bf16"), out),
+    "another width": lambda a, b, out: (a, b, replace(out, dtype="f32")),
+    "another layout": lambda a, b, out: (replace(a, strides=(1, 64)), b, out),
+    "an address that is not aligned": lambda a, b, out: (replace(a, address=1026), b, out),
+    "a stride that is not divisible": lambda a, b, out: (replace(a, strides=(17, 1)), b, out),
+    "rows one over the other": lambda a, b, out: (replace(a, strides=(0, 1)), b, out),
+    "rows that overlap": lambda a, b, out: (replace(a, strides=(8, 1)), b, out),
+    "a stride beyond a descriptor's": lambda a, b, out: (replace(a, strides=(1 << 40, 1)), b, out),
+    "an extent of 1": lambda a, b, out: (
+        replace(a, shape=(1, 16)), b, replace(out, shape=(1, 32)),
+    ),
+    "an extent of 0": lambda a, b, out: (replace(a, shape=(0, 16)), b, replace(out, shape=(0, 32))),
+    "an extent beyond 32 bits": lambda a, b, out: (
+        replace(a, shape=(1 << 31, 16)), b, replace(out, shape=(1 << 31, 32)),
+    ),
+    "an extent that is not divisible": lambda a, b, out: (
+        a, replace(b, shape=(16, 30)), replace(out, shape=(64, 30)),
+    ),
+    "extents that do not agree": lambda a, b, out: (replace(a, shape=(48, 16)), b, out),
+    "depths that do not agree": lambda a, b, out: (replace(a, shape=(64, 8)), b, out),
+    "columns that do not agree": lambda a, b, out: (a, b, replace(out, shape=(64, 24))),
+    "a vector": lambda a, b, out: (replace(a, shape=(16,), strides=(1,)), b, out),
+    "batches that do not agree": lambda a, b, out: (
+        *product(batch=2)[:2], product(batch=3)[2],
+    ),
+    "a batch in some": lambda a, b, out: (product(batch=1)[0], b, out),
+    "a batch that is broadcast": lambda a, b, out: (
+        replace(product(batch=2)[0], strides=(0, 16, 1)), *product(batch=2)[1:],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_python_decides_about_other_operands(native: Native, change: Any) -> None:
+    candidates, costs = some_candidates(2)
+    choose = chooser(native, candidates, costs)
+    assert choose(*tensors(*product())) >= 0
+    assert choose(*tensors(*change(*product()))) == -1
+
+
+def test_python_decides_about_what_is_not_a_tensor_or_has_no_strides(native: Native) -> None:
+    candidates, costs = some_candidates(2)
+    choose = chooser(native, candidates, costs)
+    a, b, out = tensors(*product())
+    assert choose(1, b, out) == -1
+    assert choose(None, b, out) == -1
+    assert choose(a, b, tensors(product()[2], strided=False)[0]) == -1
+
+
+def test_python_decides_about_problems_that_were_measured(native: Native) -> None:
+    candidates, costs = some_candidates(2)
+    choose = chooser(native, candidates, costs, [Extents(1, 64, 32, 16), Extents(1, 8, 8, 8)])
+    assert choose(*tensors(*product())) == -1
+    assert choose(*tensors(*product(m=72))) >= 0
+
+
+def test_python_decides_about_operands_that_are_not_those_of_a_plain_gemm(native: Native) -> None:
+    candidates, costs = some_candidates(2)
+    a, b, out = GEMM
+    for operands in (
+        (a, b, replace(out, multiples=(1, 64, 1))), (a, b, replace(out, compact=True)), (a, b, out, out),
+        (a, b, replace(out, extents=("L", "M", "P"))),
+    ):  # fmt: skip
+        choose = chooser(native, candidates, costs, operands=operands)
+        assert choose(*tensors(*product())) == -1
+        assert choose(1, 64, 32, 16) >= 0
+    # Tensors have no element type of TF32: they are f32, for which there are other kernels.
+    choose = chooser(native, candidates, costs, operands=[replace(of, dtype="tf32") for of in GEMM])
+    assert choose(*tensors(*(replace(of, dtype="f32") for of in product()))) == -1
+
+
+@given(problems() | st.lists(descriptions(), min_size=3, max_size=3))
+@settings(max_examples=500)
+def test_what_native_code_chooses_for_is_supported(
+    native: Native, operands: Sequence[OperandDescription]
+) -> None:
+    candidates, costs = some_candidates(3)
+    if any(len(operand.shape) > 8 for operand in operands):
+        return
+    number = chooser(native, candidates, costs)(*tensors(*operands))
+    supported = bool(supports(GEMM, operands))
+    a, b, _ = operands
+    if number >= 0:
+        batch = a.shape[0] if len(a.shape) == 3 else 1
+        extents = Extents(batch, a.shape[-2], b.shape[-1], a.shape[-1])
+        expected = times(candidates, costs, extents)
+        assert supported
+        assert expected[number] == pytest.approx(min(expected), rel=1e-12)
+    elif supported:
+        one = any(1 in operand.shape[-2:] for operand in operands)
+        assert one or any(0 in operand.strides for operand in operands)
+
+
+# -- making one ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (0, b"", "TypeError: expected tilings"), (0, b"x" * 51, "TypeError: expected tilings"),
+        (0, bytes(40 * 52), "ValueError: impossible tiling"), (1, b"x", "TypeError: expected tilings"),
+        (2, b"x" * 80, "ValueError: expected the costs of each kernel"), (3, b"x" * 8, "TypeError"),
+        (4, b"x", "TypeError"), (5, bytes(120), "ValueError: impossible tiling or operand"),
+        (5, pack("=15q", *[2, 16, 3, 8, 16] * 3), "ValueError: impossible tiling or operand"),
+        (6, 1.5, "TypeError"),
+    ],
+    ids=map(str, range(10)),
+)  # fmt: skip
+def test_what_is_not_a_group_is_refused(native: Native, position: int, value: Any, message: str) -> None:
+    made: list[Any] = []
+
+    class Keeping(Launcher):
+        def function(self, name: str) -> Any:
+            return lambda *given: made.extend(given)
+
+    candidates, costs = some_candidates(2)
+    launcher: Any = Keeping(native)
+    native_choice.make(launcher, candidates, costs, H200, (), GEMM, 0)
+    assert native.make("chooser", *made)(1, 2, 3, 4) >= 0
+    made[position] = value
+    with pytest.raises(Refused, match=message):
+        native.make("chooser", *made)
+
+
+def test_what_is_not_a_problem_is_refused(native: Native) -> None:
+    choose = chooser(native, *some_candidates(2))
+    for given_ in ((1, 2), (1, 0, 3, 4), (1, 2, 3, 4.5), (1, 2, 3, -4), (1, 2, 3, 4, 5)):
+        with pytest.raises(Refused, match="TypeError: expected"):
+            choose(*given_)
