@@ -32,6 +32,40 @@ def test_every_kernel_computes_what_it_should(name, capability):
     assert main([str(bundle.path)]) == 0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_native_code_chooses_as_python_does(bundle, dtype):
+    torch = pytest.importorskip("torch")
+    bundle = cutlass_aot.open(bundle.path)
+    random = torch.Generator().manual_seed(5)
+
+    def operands(m, n, k):
+        a, b = (torch.randn(*shape, device="cuda").to(getattr(torch, dtype)) for shape in ((m, k), (n, k)))
+        out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16 if "float8" in dtype else a.dtype)
+        return a, b.T, out
+
+    first = operands(64, 128, 256)
+    bundle.gemm(*first)
+    (chooser,) = bundle._dispatcher._choosers.values()
+    chosen = set()
+    for _ in range(100):
+        m = int(2 ** (12 * float(torch.rand((), generator=random))))
+        n, k = (16 * int(item) for item in torch.randint(1, 200, (2,), generator=random))
+        a, b, out = operands(m, n, k)
+        number = chooser.function(a, b, out)
+        choice = bundle.choose(a, b, out)
+        assert (number < 0) == (m == 1 or choice.tier == "tuned")
+        if number >= 0:
+            # Of kernels that are expected to take as long, either may be taken.
+            times = {item.kernel.digest: item.microseconds for item in choice.expected}
+            fastest = choice.expected[0].microseconds
+            assert times[chooser.kernels[number].digest] == pytest.approx(fastest, rel=1e-9)
+            chosen.add(chooser.kernels[number].digest)
+        bundle.gemm(a, b, out)
+        expected = a.double() @ b.double()
+        assert ((out.double() - expected).norm() / expected.norm()).item() < 2.0**-6
+    assert len(chosen) > 5
+
+
 def gpu_blocks(page: str) -> list[str]:
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     return re.findall(r"^```python gpu\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

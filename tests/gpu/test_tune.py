@@ -105,7 +105,7 @@ def test_the_file_is_gone_on_with(tuned, capsys):
     (tuned / "kept.json").write_bytes((tuned / "t.json").read_bytes())
     assert tune(BUNDLE, tuned, "more.toml", "--json") == 0
     events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
-    assert sorted(events) == ["begin", "end", "kept", "kept", "measured"]
+    assert sorted(events) == ["begin", "end", "fitted", "kept", "kept", "measured"]
     after = read_tuning(tuned / "t.json")
     assert set(before.groups[0].problems) < set(after.groups[0].problems)
     shutil.copy(tuned / "kept.json", tuned / "t.json")

@@ -14,7 +14,7 @@ from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.machine import compatibility, cuda_driver, host
 from cutlass_aot.runtime.opened.group import Group
-from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandles
 from cutlass_aot.schema.bundles.catalog import Catalog, FileReference, GroupEntry
 
 if TYPE_CHECKING:
@@ -63,21 +63,17 @@ class BundleDirectory:
         self._codes: dict[FileReference, Code] = {}
         self._libraries: dict[FileReference, Library] = {}
         self._groups: dict[str, Group] = {}
-        self._handles: dict[str, tuple[KernelHandle, ...]] = {}
+        self._handles: dict[str, KernelHandles] = {}
         self._machine: compatibility.Machine | None = None
         self._runs: set[tuple[int, str, int]] = set()
 
     def __repr__(self) -> str:
         return f"<BundleDirectory {self.path}>"
 
-    def handles(self, entry: GroupEntry) -> tuple[KernelHandle, ...]:
+    def handles(self, entry: GroupEntry) -> KernelHandles:
         """The kernels of one of its groups, in the order of the group's index."""
         handles = self._handles.get(entry.name)
-        if handles is None:
-            group = self.group(entry)
-            handles = tuple(KernelHandle(group, position) for position in range(len(group.index)))
-            handles = self._handles.setdefault(entry.name, handles)
-        return handles
+        return handles or self._handles.setdefault(entry.name, KernelHandles(self.group(entry)))
 
     def group(self, entry: GroupEntry) -> Group:
         """One of its groups, open."""

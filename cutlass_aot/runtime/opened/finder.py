@@ -15,7 +15,7 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened import native_choice
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.group import Group
-from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, KernelHandles
 from cutlass_aot.runtime.selection import match, tiers
 from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.runtime.selection.query import Computation, Query
@@ -153,7 +153,7 @@ class _Match(NamedTuple):
 
     preference: Preference
     serving: Serving
-    handles: list[tuple[KernelHandle, ...]]
+    handles: Sequence[KernelHandles]
     extents: Extents
     machine: Machine
 
@@ -287,7 +287,8 @@ class Finder:
     ) -> Iterator[_Match]:
         """Matches by target, the best first: exactly one for operands on a GPU, at least one otherwise.
 
-        With ``first``, no more is asked for than the best kernel of each.
+        With ``first``, for operands on a GPU, no more is asked for than the best kernel, and the launcher
+        chooses it. Otherwise nothing of the bundle is mapped.
         """
         query, ordinal = call
         if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:

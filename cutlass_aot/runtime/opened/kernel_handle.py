@@ -264,3 +264,29 @@ class KernelHandle:
         except CutlassAotError as found:
             return found
         return translated(error, self.name, [constraint.name for constraint in self.group.operands])
+
+
+class KernelHandles(Sequence[KernelHandle]):
+    """The kernels of a group, in the order of its index; each is made when it is first needed."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._count = len(group.index)
+        # Filled without a lock: of two equal handles, one is kept.
+        self._made: dict[int, KernelHandle] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> KernelHandle: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[KernelHandle]: ...
+
+    def __getitem__(self, index: int | slice) -> KernelHandle | Sequence[KernelHandle]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._count))]
+        position = range(self._count)[index]
+        made = self._made.get(position)
+        return made or self._made.setdefault(position, KernelHandle(self._group, position))

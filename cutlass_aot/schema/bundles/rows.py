@@ -49,7 +49,6 @@ class Rows(Sequence[T], Generic[R, T]):
             found = f"{len(self._digests)} bytes of digests for {len(self)} rows"
             raise CorruptFile(f"{what} is malformed: {found}")
         self._decoded: dict[int, T] = {}
-        self._positions: dict[bytes, int] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -92,9 +91,12 @@ class Rows(Sequence[T], Generic[R, T]):
 
     def position(self, digest: str) -> int | None:
         """Position of the record with this digest; None if there is none."""
-        if self._positions is None:
-            self._positions = {self._binary_digest(position): position for position in range(len(self))}
-        return self._positions.get(bytes.fromhex(digest))
+        sought = bytes.fromhex(digest)
+        # Bytes of two digests, one after the other, may look like a third.
+        place = self._digests.find(sought)
+        while place % _DIGEST_BYTES and place >= 0:
+            place = self._digests.find(sought, place + 1)
+        return place // _DIGEST_BYTES if sought and place >= 0 else None
 
 
 def rows_to_plain(kind: Any, digests: Sequence[str], rows: Sequence[Any]) -> dict[str, Any]:

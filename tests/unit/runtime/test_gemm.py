@@ -137,6 +137,79 @@ def test_slices_and_broadcasts_take_the_fast_path(bundle: Bundle, fast_path: Cal
     launch()
 
 
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes for which native code is asked to choose, which here believes that tensors are on GPU 0.
+
+    It does not choose for 5 rows.
+    """
+    asked: list[tuple[int, ...]] = []
+    real = Finder.chooser
+
+    def chooser(self: Finder, call: Any) -> Any:
+        found = real(self, call)
+
+        def choose(a: Any, b: Any, out: Any) -> int:
+            asked.append((*a.shape, b.shape[-1]))
+            assert found is not None
+            batch = a.shape[0] if a.dim() == 3 else 1
+            extents = (batch, a.shape[-2], b.shape[-1], a.shape[-1])
+            return -1 if a.shape[-2] == 5 else int(found.function(*extents))
+
+        return None if found is None else found._replace(function=choose)
+
+    monkeypatch.setattr(Finder, "chooser", chooser)
+    return asked
+
+
+@pytest.mark.parametrize("layout", ["ttt", "tnt"])
+def test_native_code_chooses_for_a_problem_not_seen_before(
+    bundle: Bundle, fast_path: Callable[[], None], chosen: list[tuple[int, ...]], layout: str
+) -> None:
+    a, b, out, product = problem(8, 12, 16, layout=layout)
+    bundle.gemm(a, b, out)
+    close(out, product)
+    for kernel in bundle.find(a, b, out):
+        kernel.launch(a, b, out)
+    fast_path()
+    for shape in ((16, 20, 8), (3, 8, 20, 16)):
+        for seed in (2, 3):
+            a, b, out, product = problem(*shape, layout=layout, seed=seed)
+            assert bundle.gemm(a, b, out) is None
+            close(out, product)
+    # Each once: the second time, the choice is remembered.
+    assert chosen == [(16, 8, 20), (3, 8, 16, 20)]
+
+
+def test_python_chooses_where_native_code_does_not(
+    bundle: Bundle, chosen: list[tuple[int, ...]], fast_path: Callable[[], None]
+) -> None:
+    for shape in ((8, 12, 16), (5, 12, 16)):
+        a, b, out, product = problem(*shape)
+        bundle.gemm(a, b, out)
+        close(out, product)
+    assert chosen == [(5, 16, 12)]
+    # Other layouts, element types and computations have a choice of their own.
+    a, b, out, product = problem(8, 12, 16, layout="tnt")
+    bundle.gemm(a, b, out)
+    close(out, product)
+    bundle.gemm(a.detach(), b, out, accumulator="f32")
+    a, b, out, product = problem(8, 16, 16)
+    bundle.gemm(a, b, out, accumulator="f64")
+    assert chosen == [(5, 16, 12)]
+
+
+def test_native_code_is_not_asked_where_gradients_are_recorded(
+    bundle: Bundle, chosen: list[tuple[int, ...]]
+) -> None:
+    a, b, out, _ = problem(8, 12, 16)
+    bundle.gemm(a, b, out)
+    a, b, out, _ = problem(16, 12, 16)
+    with pytest.raises(OperandError, match="requires a gradient"):
+        bundle.gemm(a.requires_grad_(), b, out)
+    assert chosen == []
+
+
 def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, fast_path: Callable[[], None]) -> None:
     bundle.gemm(*problem(8, 12, 16)[:3])
     fast_path()
