@@ -16,7 +16,7 @@ from cutlass_aot.runtime.launching.tensors import (
     native_classes,
     to_ffi,
 )
-from cutlass_aot.runtime.opened.finder import Chooser, Finder
+from cutlass_aot.runtime.opened.finder import Finder, NativeChoice
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
@@ -42,7 +42,7 @@ class Dispatcher:
         self.plain: dict[str | None, Any] = {}
         self.native: frozenset[type] = frozenset()
         # By what decides which group serves: the computation, element types and layouts.
-        self._choosers: dict[tuple[Any, ...], Chooser | None] = {}
+        self._native_choices: dict[tuple[Any, ...], NativeChoice | None] = {}
         # The framework's function that tells whether gradients are recorded.
         self._gradients: Any = None
 
@@ -87,16 +87,16 @@ class Dispatcher:
 
         The operands are such that native code takes them directly, and nothing records gradients for them.
         """
-        chooser = self._choosers.get(_like(computation, operands))
-        if chooser is None or (self._gradients() and requires_gradient(operands)):
+        choice = self._native_choices.get(_like(computation, operands))
+        if choice is None or (self._gradients() and requires_gradient(operands)):
             return False
-        number: int = chooser.function(*operands)
+        number: int = choice.function(*operands)
         if number < 0:
             return False
-        kernel = chooser.kernels[number]
+        kernel = choice.kernels[number]
         kernel.launch(*operands)
         if not kernel.workspace_bytes:
-            self._remember(kernel, operands, computation, chooser.ordinal)
+            self._remember(kernel, operands, computation, choice.ordinal)
         return True
 
     def _find_and_launch(
@@ -129,8 +129,8 @@ class Dispatcher:
             self._remember(kernel, operands, remembered, prepared.ordinal)
             if len(operands) == 3 and all(type(operand) in self.native for operand in operands):
                 like = _like(computation, operands)
-                if like not in self._choosers:
-                    self._choosers[like] = self._finder.chooser(prepared)
+                if like not in self._native_choices:
+                    self._native_choices[like] = self._finder.native_choice(prepared)
 
     def _remember(
         self, kernel: KernelHandle, operands: Sequence[Any], computation: Computation, ordinal: int

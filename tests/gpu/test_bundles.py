@@ -45,21 +45,21 @@ def test_native_code_chooses_as_python_does(bundle, dtype):
 
     first = operands(64, 128, 256)
     bundle.gemm(*first)
-    (chooser,) = bundle._dispatcher._choosers.values()
+    (native,) = bundle._dispatcher._native_choices.values()
     chosen = set()
     for _ in range(100):
         m = int(2 ** (12 * float(torch.rand((), generator=random))))
         n, k = (16 * int(item) for item in torch.randint(1, 200, (2,), generator=random))
         a, b, out = operands(m, n, k)
-        number = chooser.function(a, b, out)
+        number = native.function(a, b, out)
         choice = bundle.choose(a, b, out)
         assert (number < 0) == (m == 1 or choice.tier == "tuned")
         if number >= 0:
             # Of kernels that are expected to take as long, either may be taken.
             times = {item.kernel.digest: item.microseconds for item in choice.expected}
             fastest = choice.expected[0].microseconds
-            assert times[chooser.kernels[number].digest] == pytest.approx(fastest, rel=1e-9)
-            chosen.add(chooser.kernels[number].digest)
+            assert times[native.kernels[number].digest] == pytest.approx(fastest, rel=1e-9)
+            chosen.add(native.kernels[number].digest)
         bundle.gemm(a, b, out)
         expected = a.double() @ b.double()
         assert ((out.double() - expected).norm() / expected.norm()).item() < 2.0**-6

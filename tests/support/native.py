@@ -17,7 +17,7 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm, operand
 
-LAUNCHER = tuple(Path(native.__file__).with_name(name) for name in ("fast_path.c", "launcher.c", "chooser.c"))
+LAUNCHER = tuple(Path(native.__file__).with_name(name) for name in ("fast_path.c", "launcher.c", "select.c"))
 
 # A GEMM in f32 on the host in place of a kernel. It checks what compiled code checks; that operands are on
 # one device, too, be it the host: DLPack tensors may claim a GPU, torch's are given as what they are.

@@ -1,10 +1,11 @@
 """Write a synthetic bundle of very many kernels, to measure catalogs on machines that cannot build as many.
 
-    python -m tools.bench.synthetic_bundle OUTPUT [--kernels 100000]
+    python -m tools.bench.synthetic_bundle OUTPUT [--kernels 100000] [--launcher BUNDLE]
 
 The records are made here; all the rest is what a build does: the builder names the groups and packs them into
 libraries, the bundle's writer checks the plan, encodes the indices and writes the manifest. The libraries
-alone are stand-ins of a few bytes: opening a bundle and looking a kernel up read none.
+alone are stand-ins of a few bytes: opening a bundle and looking a kernel up read none, but for the launcher
+where there is a GPU, which is that of another bundle with ``--launcher``.
 
 The mix is that of a large catalogue of GEMMs: every combination of sixteen rows of element types and eight of
 layouts, on Blackwell (two targets, with and without a fused epilogue, a few hundred designs each), Hopper (24
@@ -24,6 +25,7 @@ from cutlass_aot.builder.link.libraries import LAUNCHER
 from cutlass_aot.builder.link.packing import group_names, pack
 from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile
 from cutlass_aot.bundle.write import write_bundle
+from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.encoding import digest
@@ -193,8 +195,17 @@ def stand_in(name: str, kind: str, folder: Path) -> PackedFile:
     return PackedFile(name, path, digest(data))
 
 
-def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
-    """A plan of ``kernels`` kernels; its stand-ins for libraries are written to ``folder``."""
+def launcher_of(bundle: Path) -> PackedFile:
+    """The launcher of a bundle."""
+    path = bundle / read_catalog(bundle).launchers["x86_64"].path
+    return PackedFile(LAUNCHER, path, digest(path.read_bytes()))
+
+
+def synthetic_plan(kernels: int, folder: Path, launcher: Path | None = None) -> BundlePlan:
+    """A plan of ``kernels`` kernels; its stand-ins for libraries are written to ``folder``.
+
+    ``launcher`` is a bundle that has a real one.
+    """
     specs = group_specs()
     counts = design_counts(specs, kernels)
     entries = [
@@ -218,20 +229,22 @@ def synthetic_plan(kernels: int, folder: Path) -> BundlePlan:
         requirements=VersionRequirements(cuda_driver="12.0", tvm_ffi="0.1.15", glibc="2.28"),
         provenance={"synthetic": str(kernels)},
         groups=plans,
-        launchers={"x86_64": stand_in(LAUNCHER, "so.zst", folder)},
+        launchers={
+            "x86_64": stand_in(LAUNCHER, "so.zst", folder) if launcher is None else launcher_of(launcher)
+        },
         licenses={},
     )
 
 
-def write_synthetic(kernels: int, output: Path) -> None:
-    """Write the bundle to ``output``, unless exactly it is there.
+def write_synthetic(kernels: int, output: Path, launcher: Path | None = None) -> None:
+    """Write the bundle to ``output``, unless exactly it is there; ``launcher`` is a bundle with a real one.
 
     Raises:
         BundleError: if it cannot be written.
         ValueError: for a number of kernels that cannot be had.
     """
     with tempfile.TemporaryDirectory(prefix="cutlass-aot-synthetic-") as folder:
-        write_bundle(synthetic_plan(kernels, Path(folder)), output)
+        write_bundle(synthetic_plan(kernels, Path(folder), launcher), output)
 
 
 def main() -> None:
@@ -240,8 +253,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("output", type=Path, help="the bundle's directory")
     parser.add_argument("--kernels", type=int, default=KERNELS)
+    parser.add_argument("--launcher", type=Path, help="a bundle whose launcher to take")
     arguments = parser.parse_args()
-    write_synthetic(arguments.kernels, arguments.output)
+    write_synthetic(arguments.kernels, arguments.output, arguments.launcher)
 
 
 if __name__ == "__main__":

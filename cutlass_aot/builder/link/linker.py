@@ -53,7 +53,7 @@ _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
 _EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_*fast_path; local: *; }};\n"
 """A version script for both kinds of library; check_library() then looks at what they export."""
 _SHIM = native.FOLDER / "shim.c"
-_LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "fast_path.c", "chooser.c"))
+_LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "fast_path.c", "select.c"))
 _HEADER = native.FOLDER / "arguments.h"
 _TIMEOUT_SECONDS = 900
 _ERROR_LINES = 20

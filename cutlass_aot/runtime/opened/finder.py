@@ -80,7 +80,7 @@ class Serving:
         self.known = _known(groups, gpu)
         self._candidates: Candidates | None = None
         # By the identity of the constants, which are kept with the function that was made of them.
-        self._choosers: dict[tuple[int, int], tuple[Constants, Any]] = {}
+        self._native_choices: dict[tuple[int, int], tuple[Constants, Any]] = {}
 
     def fastest(
         self,
@@ -92,10 +92,10 @@ class Serving:
         machine: Machine,
     ) -> int:
         """The candidate with the least estimated time, by the launcher's cost model."""
-        number: int = self.chooser(launcher, ordinal, candidates, constants, machine)(*extents)
+        number: int = self.native_choice(launcher, ordinal, candidates, constants, machine)(*extents)
         return number
 
-    def chooser(
+    def native_choice(
         self,
         launcher: Library,
         ordinal: int,
@@ -105,7 +105,7 @@ class Serving:
     ) -> Any:
         """The launcher's choice among the candidates, for operands on one GPU; made once."""
         key = id(constants), ordinal
-        found = self._choosers.get(key)
+        found = self._native_choices.get(key)
         if found is None:
             measured = self.known.measured
             made = native_choice.make(
@@ -117,7 +117,7 @@ class Serving:
                 self.groups[0].entry.operands,
                 ordinal,
             )
-            found = self._choosers[key] = constants, made
+            found = self._native_choices[key] = constants, made
         return found[1]
 
     def candidates(self) -> Candidates:
@@ -192,7 +192,7 @@ class _Match(NamedTuple):
         return [by_digest[digest] for digest in names]
 
 
-class Chooser(NamedTuple):
+class NativeChoice(NamedTuple):
     """Chooses a kernel in native code, for plain GEMMs on operands like those of some call.
 
     Attributes:
@@ -263,7 +263,7 @@ class Finder:
         """The best kernel for a call."""
         return next(self._matches(call, None, None, first=True)).best()
 
-    def chooser(self, call: PreparedCall) -> Chooser | None:
+    def native_choice(self, call: PreparedCall) -> NativeChoice | None:
         """The choice for other problems on operands like those of a call; None if Python has to make it."""
         query, ordinal = call
         if ordinal < 0 or not query.targets:
@@ -277,10 +277,10 @@ class Finder:
         constants = None if machine is None else tiers.estimating(serving.known, candidates, machine)
         if launcher is None or machine is None or constants is None:
             return None
-        function = serving.chooser(launcher, ordinal, candidates, constants, machine)
+        function = serving.native_choice(launcher, ordinal, candidates, constants, machine)
         handles = self.handles(entries[0])
         kernels = tuple(handles[position] for position in candidates.table.column("position"))
-        return Chooser(function, kernels, ordinal)
+        return NativeChoice(function, kernels, ordinal)
 
     def _matches(
         self, call: PreparedCall, target: str | None, gpu: str | None, *, first: bool = False

@@ -1,4 +1,4 @@
-"""The choice among kernels in native code, which the bundle's launcher has (``builder/native/chooser.c``)."""
+"""The choice among kernels in native code, which the bundle's launcher has (``builder/native/select.c``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(
     estimated time, and for tensors -1 if it cannot tell whether the kernels support them, or if the problem
     was ``measured``. ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
     """
-    function = launcher.function("cutlass_aot_chooser")
+    function = launcher.function("cutlass_aot_select")
     return function(
         candidates.table.rows,
         _doubles(chain.from_iterable(sorted(candidates.clusters(machine.sm_count).items()))),

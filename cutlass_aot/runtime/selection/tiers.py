@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log2
-from statistics import median
 from typing import NamedTuple
 
 from cutlass_aot.runtime.selection.cost_model import (
@@ -192,9 +191,9 @@ def tuned(
         return Preference("tuned", reason, problem.kernels, tuple(times.values()))
     members = candidates()
     estimates = _estimates(ranking.costs_on(members, machine), members, extents, machine)
-    correction = median(
-        [times[digest] / time for digest, time in estimates.items() if digest in times] or [1]
-    )
+    ratios = sorted(times[digest] / time for digest, time in estimates.items() if digest in times)
+    # The median; importing `statistics` takes longer than everything else that is imported to choose.
+    correction = (ratios[len(ratios) // 2] + ratios[(len(ratios) - 1) // 2]) / 2 if ratios else 1.0
     expected = {digest: time * correction for digest, time in estimates.items() if digest in unmeasured}
     if expected and min(expected.values()) * DOUBT < best:
         reason += f", and one of {len(expected)} others is expected to take {min(expected.values()):.1f} µs"

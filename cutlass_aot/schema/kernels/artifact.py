@@ -12,9 +12,9 @@ CODE_PREFIX = "cutlass_aot_code_"
 """Prefix of the exported variable that takes the address and size of a function's GPU code."""
 
 LAUNCHER_SYMBOLS = (
-    f"{EXPORT_PREFIX}cutlass_aot_chooser",
     f"{EXPORT_PREFIX}cutlass_aot_dispatch_cache",
     f"{EXPORT_PREFIX}cutlass_aot_launcher",
+    f"{EXPORT_PREFIX}cutlass_aot_select",
     "cutlass_aot_fast_path",
     "cutlass_aot_open_fast_path",
 )

@@ -130,10 +130,9 @@ class Derivation(NamedTuple):
     def of(self, tiling: Tiling) -> Costs:
         """The constants of a kernel."""
         block_m, block_n, depth = tiling.block_m, tiling.block_n, tiling.depth
-        return self.costs._replace(
-            tile=self.shared_tile if tiling.split > 1 else self.costs.tile,
-            step=self.multiply * block_m * block_n * depth + self.load * (block_m + block_n) * depth,
-        )
+        launch, tile, _, *others = self.costs
+        step = self.multiply * block_m * block_n * depth + self.load * (block_m + block_n) * depth
+        return Costs(launch, self.shared_tile if tiling.split > 1 else tile, step, *others)
 
 
 def derivation(input_bits: int, target: str, machine: Machine) -> Derivation:

@@ -334,7 +334,7 @@ def test_libraries_are_held_against_the_kernels(bundle, library, says):
 @pytest.mark.parametrize(
     ("library", "says"),
     [
-        ({"exported": LAUNCHER_SYMBOLS[1:]}, "no symbol __tvm_ffi_cutlass_aot_chooser"),
+        ({"exported": LAUNCHER_SYMBOLS[1:]}, "no symbol __tvm_ffi_cutlass_aot_dispatch_cache"),
         ({"machine": 183}, "a library for aarch64"),
         ({"extra": ["__tvm_ffi_system"]}, "the symbol __tvm_ffi_system"),
         ({"needed": ["libcudart.so.13"]}, "a need for libcudart.so.13"),
@@ -357,7 +357,7 @@ def test_a_library_of_kernels_is_no_launcher(bundle):
     library = read_catalog(bundle).groups[0].libraries["x86_64"][0]
     change_catalog(bundle, launchers={"x86_64": library})
     problems = {(problem.path, problem.found[:36]) for problem in verify_bundle(bundle)}
-    assert (library.path, "no symbol __tvm_ffi_cutlass_aot_choo") in problems
+    assert (library.path, "no symbol __tvm_ffi_cutlass_aot_disp") in problems
     assert ("lib/x86_64/launcher.so.zst", "a file that the catalog does not nam") in problems
 
 

@@ -143,14 +143,14 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     It does not choose for 5 rows.
     """
-    asked: list[tuple[int, ...]] = []
-    real = Finder.chooser
+    shapes: list[tuple[int, ...]] = []
+    real = Finder.native_choice
 
-    def chooser(self: Finder, call: Any) -> Any:
+    def native_choice(self: Finder, call: Any) -> Any:
         found = real(self, call)
 
         def choose(a: Any, b: Any, out: Any) -> int:
-            asked.append((*a.shape, b.shape[-1]))
+            shapes.append((*a.shape, b.shape[-1]))
             assert found is not None
             batch = a.shape[0] if a.dim() == 3 else 1
             extents = (batch, a.shape[-2], b.shape[-1], a.shape[-1])
@@ -158,8 +158,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
         return None if found is None else found._replace(function=choose)
 
-    monkeypatch.setattr(Finder, "chooser", chooser)
-    return asked
+    monkeypatch.setattr(Finder, "native_choice", native_choice)
+    return shapes
 
 
 @pytest.mark.parametrize("layout", ["ttt", "tnt"])

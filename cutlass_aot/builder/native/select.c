@@ -2,7 +2,7 @@
  *
  * The choice of a kernel for operands that were not seen before: the cost model, and whether a group serves a plain GEMM.
  *
- *     cutlass_aot_chooser(tilings, clusters, costs, traffic, measured, operands, device) -> choose
+ *     cutlass_aot_select(tilings, clusters, costs, traffic, measured, operands, device) -> choose
  *     choose(a, b, out)         the number of the kernel with the least estimated time, the first of equals; -1 if Python has to
  *                               decide, which knows more than is known here
  *     choose(batch, m, n, k)    the same for operands that are known to be served
@@ -18,7 +18,7 @@
  *
  * The formula is that of runtime/selection/cost_model.py, which describes it, and the rules for operands are those of
  * schema/kernels/operands.py, without what is rare: an extent of 1, a batch of 1 with strides of its own, broadcast operands.
- * tests/unit/runtime/test_chooser.py compares.
+ * tests/unit/runtime/test_native_choice.py compares.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -59,7 +59,7 @@ struct problem {
   int64_t batch, m, n, k;
 };
 
-struct chooser {
+struct selection {
   double a, b, out;
   int64_t device;
   size_t kernel_count, measured_count;
@@ -71,7 +71,7 @@ struct chooser {
 
 static double at_least_zero(double value) { return value > 0 ? value : 0; }
 
-static double microseconds(const struct chooser *chooser, const struct kernel *kernel, double batch, double m, double n, double k) {
+static double microseconds(const struct selection *selection, const struct kernel *kernel, double batch, double m, double n, double k) {
   const struct tiling *tiling = &kernel->tiling;
   const struct costs *costs = &kernel->costs;
   double down = ceil(m / tiling->cluster_m), across = ceil(n / tiling->cluster_n);
@@ -84,10 +84,10 @@ static double microseconds(const struct chooser *chooser, const struct kernel *k
   double step = costs->step * (at_work < 1 ? pow((at_work + 0.15) / 1.15, costs->crowding) : 1);
   if (at_work > 0.5) step *= 1 + costs->pairing;
   if (tiling->blocks_per_sm > 1 && at_work > 1) step *= 1 + costs->sharing;
-  if (fmod(chooser->a * k, SECTOR_BYTES) != 0) step *= 1 + costs->misalignment;
+  if (fmod(selection->a * k, SECTOR_BYTES) != 0) step *= 1 + costs->misalignment;
   double compute = whole * (costs->tile + ceil(k / ((double)tiling->depth * tiling->split)) * step);
-  double a = chooser->a * batch * k, b = chooser->b * batch * k;
-  double megabytes = (a * m + b * n + chooser->out * batch * m * n) / 1e6;
+  double a = selection->a * batch * k, b = selection->b * batch * k;
+  double megabytes = (a * m + b * n + selection->out * batch * m * n) / 1e6;
   double empty = (a * missing_m * across + b * missing_n * down) / 1e6;
   double memory = (megabytes + costs->emptiness * empty) / costs->bandwidth * 1e3;
   double longer = (compute + memory + fabs(compute - memory)) / 2;
@@ -95,11 +95,11 @@ static double microseconds(const struct chooser *chooser, const struct kernel *k
   return costs->launch + longer * pow(powers, 1 / costs->overlap);
 }
 
-static int64_t fastest(const struct chooser *chooser, const struct problem *problem) {
+static int64_t fastest(const struct selection *selection, const struct problem *problem) {
   size_t best = 0;
   double least = INFINITY;
-  for (size_t index = 0; index < chooser->kernel_count; index++) {
-    double time = microseconds(chooser, &chooser->kernels[index], (double)problem->batch, (double)problem->m, (double)problem->n,
+  for (size_t index = 0; index < selection->kernel_count; index++) {
+    double time = microseconds(selection, &selection->kernels[index], (double)problem->batch, (double)problem->m, (double)problem->n,
                                (double)problem->k);
     if (time < least) {
       least = time;
@@ -110,10 +110,10 @@ static int64_t fastest(const struct chooser *chooser, const struct problem *prob
 }
 
 /* Whether the group certainly serves a tensor; then its batch, rows and columns. */
-static int serves(const struct chooser *chooser, const struct operand *operand, const DLTensor *tensor, int64_t extents[3]) {
+static int serves(const struct selection *selection, const struct operand *operand, const DLTensor *tensor, int64_t extents[3]) {
   int modes = tensor ? tensor->ndim : 0;
   if (modes < 2 || modes > 3 || !tensor->strides || tensor->device.device_type != kDLCUDA ||
-      tensor->device.device_id != chooser->device)
+      tensor->device.device_id != selection->device)
     return 0;
   if (tensor->dtype.code != operand->code || tensor->dtype.bits != operand->bits || tensor->dtype.lanes != 1) return 0;
   if (((uint64_t)(uintptr_t)tensor->data + tensor->byte_offset) % (uint64_t)operand->alignment) return 0;
@@ -134,26 +134,26 @@ static int serves(const struct chooser *chooser, const struct operand *operand, 
   return 1;
 }
 
-static int served(const struct chooser *chooser, const TVMFFIAny *arguments, struct problem *problem) {
+static int served(const struct selection *selection, const TVMFFIAny *arguments, struct problem *problem) {
   int64_t extents[3][3];
-  if (!chooser->has_operands) return 0;
+  if (!selection->has_operands) return 0;
   for (int position = 0; position < 3; position++) {
     const DLTensor *tensor = tensor_of(&arguments[position]);
-    if (!serves(chooser, &chooser->operands[position], tensor, extents[position])) return 0;
+    if (!serves(selection, &selection->operands[position], tensor, extents[position])) return 0;
     if (tensor->ndim != tensor_of(&arguments[0])->ndim || extents[position][0] != extents[0][0]) return 0;
   }
   *problem = (struct problem){extents[0][0], extents[0][1], extents[1][2], extents[0][2]};
   if (extents[1][1] != problem->k || extents[2][1] != problem->m || extents[2][2] != problem->n) return 0;
-  for (size_t index = 0; index < chooser->measured_count; index++)
-    if (!memcmp(&chooser->measured[index], problem, sizeof *problem)) return 0;
+  for (size_t index = 0; index < selection->measured_count; index++)
+    if (!memcmp(&selection->measured[index], problem, sizeof *problem)) return 0;
   return 1;
 }
 
 static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
-  const struct chooser *chooser = self;
+  const struct selection *selection = self;
   struct problem problem;
   if (count == 3) {
-    return_integer(result, served(chooser, arguments, &problem) ? fastest(chooser, &problem) : -1);
+    return_integer(result, served(selection, arguments, &problem) ? fastest(selection, &problem) : -1);
     return 0;
   }
   if (count != 4) return refuse("TypeError", "expected three operands, or batch, m, n and k");
@@ -164,7 +164,7 @@ static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
       return refuse("TypeError", "expected extents of 1 or more");
   }
   memcpy(&problem, extents, sizeof problem);
-  return_integer(result, fastest(chooser, &problem));
+  return_integer(result, fastest(selection, &problem));
   return 0;
 }
 
@@ -211,7 +211,7 @@ static int possible(const struct tiling *tiling) {
          tiling->blocks && tiling->blocks_per_sm;
 }
 
-static int operands_possible(const struct chooser *made) {
+static int operands_possible(const struct selection *made) {
   for (int position = 0; position < 3; position++) {
     const struct operand *operand = &made->operands[position];
     if (operand->bits < 1 || operand->bits > 64 || operand->divisibility < 1 || operand->alignment < 1) return 0;
@@ -220,7 +220,7 @@ static int operands_possible(const struct chooser *made) {
   return 1;
 }
 
-EXPORT int __tvm_ffi_cutlass_aot_chooser(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   (void)self;
   struct bytes tilings, clusters, costs, traffic, measured, operands;
   struct derivation derivation;
@@ -234,8 +234,8 @@ EXPORT int __tvm_ffi_cutlass_aot_chooser(void *self, const TVMFFIAny *arguments,
   size_t kernels = tilings.size / sizeof(struct tiling);
   int derived = costs.size == sizeof derivation; /* which is not a multiple of sizeof(struct costs) */
   if (!derived && costs.size != kernels * sizeof(struct costs)) return refuse("ValueError", "expected the costs of each kernel");
-  size_t size = sizeof(struct chooser) + kernels * sizeof(struct kernel);
-  struct chooser *made = calloc(1, size + measured.size);
+  size_t size = sizeof(struct selection) + kernels * sizeof(struct kernel);
+  struct selection *made = calloc(1, size + measured.size);
   if (!made) return refuse("MemoryError", "out of memory");
   memcpy(moved, traffic.data, sizeof moved);
   made->a = moved[0];

@@ -72,7 +72,7 @@ def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
     return candidates, costs
 
 
-def chooser(
+def selection(
     native: Native,
     candidates: Candidates,
     constants: Sequence[Costs] | Derivation,
@@ -95,7 +95,7 @@ def test_native_code_takes_a_kernel_as_fast_as_the_one_that_python_takes(
     native: Native, seed: int, derived: bool
 ) -> None:
     candidates, costs = some_candidates(seed)
-    choose = chooser(native, candidates, candidates.derivation(H200) if derived else costs)
+    choose = selection(native, candidates, candidates.derivation(H200) if derived else costs)
     costs = candidates.derived(H200) if derived else costs
     chance = random.Random(100 + seed)
     for _ in range(300):
@@ -108,7 +108,7 @@ def test_native_code_takes_a_kernel_as_fast_as_the_one_that_python_takes(
 def test_the_first_of_equals_is_taken(native: Native) -> None:
     candidates, costs = some_candidates(1)
     same = Candidates.of(dict.fromkeys(("aa", "bb", "cc"), candidates.tilings[3]), TRAFFIC, "sm_90a")
-    assert chooser(native, same, [costs[3]] * 3)(1, 333, 3584, 3584) == 0
+    assert selection(native, same, [costs[3]] * 3)(1, 333, 3584, 3584) == 0
     assert [same.digest(number) for number in range(3)] == ["aa", "bb", "cc"]
 
 
@@ -117,7 +117,7 @@ def test_the_first_of_equals_is_taken(native: Native) -> None:
 
 def test_operands_are_chosen_for_as_their_extents_are(native: Native) -> None:
     candidates, costs = some_candidates(2)
-    choose = chooser(native, candidates, costs)
+    choose = selection(native, candidates, costs)
     for batch in (None, 1, 3):
         operands = product(m=96, n=64, k=48, batch=batch)
         assert choose(*tensors(*operands)) == choose(batch or 1, 96, 64, 48) >= 0
@@ -162,14 +162,14 @@ CHANGED = {
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
 def test_python_decides_about_other_operands(native: Native, change: Any) -> None:
     candidates, costs = some_candidates(2)
-    choose = chooser(native, candidates, costs)
+    choose = selection(native, candidates, costs)
     assert choose(*tensors(*product())) >= 0
     assert choose(*tensors(*change(*product()))) == -1
 
 
 def test_python_decides_about_what_is_not_a_tensor_or_has_no_strides(native: Native) -> None:
     candidates, costs = some_candidates(2)
-    choose = chooser(native, candidates, costs)
+    choose = selection(native, candidates, costs)
     a, b, out = tensors(*product())
     assert choose(1, b, out) == -1
     assert choose(None, b, out) == -1
@@ -178,7 +178,7 @@ def test_python_decides_about_what_is_not_a_tensor_or_has_no_strides(native: Nat
 
 def test_python_decides_about_problems_that_were_measured(native: Native) -> None:
     candidates, costs = some_candidates(2)
-    choose = chooser(native, candidates, costs, [Extents(1, 64, 32, 16), Extents(1, 8, 8, 8)])
+    choose = selection(native, candidates, costs, [Extents(1, 64, 32, 16), Extents(1, 8, 8, 8)])
     assert choose(*tensors(*product())) == -1
     assert choose(*tensors(*product(m=72))) >= 0
 
@@ -190,11 +190,11 @@ def test_python_decides_about_operands_that_are_not_those_of_a_plain_gemm(native
         (a, b, replace(out, multiples=(1, 64, 1))), (a, b, replace(out, compact=True)), (a, b, out, out),
         (a, b, replace(out, extents=("L", "M", "P"))),
     ):  # fmt: skip
-        choose = chooser(native, candidates, costs, operands=operands)
+        choose = selection(native, candidates, costs, operands=operands)
         assert choose(*tensors(*product())) == -1
         assert choose(1, 64, 32, 16) >= 0
     # Tensors have no element type of TF32: they are f32, for which there are other kernels.
-    choose = chooser(native, candidates, costs, operands=[replace(of, dtype="tf32") for of in GEMM])
+    choose = selection(native, candidates, costs, operands=[replace(of, dtype="tf32") for of in GEMM])
     assert choose(*tensors(*(replace(of, dtype="f32") for of in product()))) == -1
 
 
@@ -206,7 +206,7 @@ def test_what_native_code_chooses_for_is_supported(
     candidates, costs = some_candidates(3)
     if any(len(operand.shape) > 8 for operand in operands):
         return
-    number = chooser(native, candidates, costs)(*tensors(*operands))
+    number = selection(native, candidates, costs)(*tensors(*operands))
     supported = bool(supports(GEMM, operands))
     a, b, _ = operands
     if number >= 0:
@@ -245,14 +245,14 @@ def test_what_is_not_a_group_is_refused(native: Native, position: int, value: An
     candidates, costs = some_candidates(2)
     launcher: Any = Keeping(native)
     native_choice.make(launcher, candidates, costs, H200, (), GEMM, 0)
-    assert native.make("chooser", *made)(1, 2, 3, 4) >= 0
+    assert native.make("select", *made)(1, 2, 3, 4) >= 0
     made[position] = value
     with pytest.raises(Refused, match=message):
-        native.make("chooser", *made)
+        native.make("select", *made)
 
 
 def test_what_is_not_a_problem_is_refused(native: Native) -> None:
-    choose = chooser(native, *some_candidates(2))
+    choose = selection(native, *some_candidates(2))
     for given_ in ((1, 2), (1, 0, 3, 4), (1, 2, 3, 4.5), (1, 2, 3, -4), (1, 2, 3, 4, 5)):
         with pytest.raises(Refused, match="TypeError: expected"):
             choose(*given_)
