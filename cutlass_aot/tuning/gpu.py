@@ -296,6 +296,9 @@ class GraphStopwatch:
 
     def time(self, candidates: Sequence[int]) -> Sequence[float]:
         """Time a batch of each candidate; see :class:`cutlass_aot.tuning.search.Stopwatch`."""
+        if candidates:
+            # On an idle GPU the first batch would be given the time that its launch takes on the host.
+            self._graphs[candidates[0]].replay()
         for index in candidates:
             begin, end = self._events[index]
             if self._flush is not None:
