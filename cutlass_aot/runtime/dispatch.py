@@ -41,7 +41,7 @@ class Dispatcher:
         self._caches: dict[Computation, Any] = {}
         self.plain: dict[str | None, Any] = {}
         self.native: frozenset[type] = frozenset()
-        # By what decides which group serves: the computation, element types and layouts.
+        # By the computation, element types, devices and layouts.
         self._native_choices: dict[tuple[Any, ...], NativeChoice | None] = {}
         # The framework's function that tells whether gradients are recorded.
         self._gradients: Any = None
@@ -85,18 +85,17 @@ class Dispatcher:
     def _choose_and_launch(self, computation: Computation, operands: Sequence[Any]) -> bool:
         """Launch what native code chooses for a problem that is not in a cache; False if it does not choose.
 
-        The operands are such that native code takes them directly, and nothing records gradients for them.
+        Native code takes the operands directly.
         """
         choice = self._native_choices.get(_like(computation, operands))
         if choice is None or (self._gradients() and requires_gradient(operands)):
             return False
         number: int = choice.function(*operands)
-        if number < 0:
+        kernel = choice.kernels[number] if number >= 0 else None
+        if kernel is None or kernel.workspace_bytes:
             return False
-        kernel = choice.kernels[number]
         kernel.launch(*operands)
-        if not kernel.workspace_bytes:
-            self._remember(kernel, operands, computation, choice.ordinal)
+        self._remember(kernel, operands, computation, choice.ordinal)
         return True
 
     def _find_and_launch(
@@ -127,7 +126,7 @@ class Dispatcher:
         # The cache can only launch kernels without a workspace, with operands in the order of the call.
         if not kernel.workspace_bytes and order == tuple(range(len(operands))):
             self._remember(kernel, operands, remembered, prepared.ordinal)
-            if len(operands) == 3 and all(type(operand) in self.native for operand in operands):
+            if len(operands) == 3 and all(type(item) in self.native and exports(item) for item in operands):
                 like = _like(computation, operands)
                 if like not in self._native_choices:
                     self._native_choices[like] = self._finder.native_choice(prepared)
@@ -174,9 +173,14 @@ def in_order(computation: Computation, operands: Sequence[Any], named: Mapping[s
 
 
 def _like(computation: Computation, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """What decides which group serves tensors, as far as it can be known without looking at all of them."""
-    tensors = (item for item in operands if type(item) is not float and item.dim())
-    return (computation, *((item.dtype, item.stride(-1) == 1) for item in tensors))
+    """What decides where operands are computed and by which group, as far as a glance tells."""
+    return (computation, *map(_glance, operands))
+
+
+def _glance(operand: Any) -> tuple[Any, ...] | None:
+    if type(operand) is float or not operand.dim():
+        return None
+    return operand.dtype, operand.get_device(), operand.stride(-1) == 1
 
 
 def _names(computation: Computation, count: int) -> list[str]:

@@ -17,7 +17,7 @@
  *     operands  a struct operand for each of a, b and out, or nothing
  *
  * The formula is that of runtime/selection/cost_model.py, which describes it, and the rules for operands are those of
- * schema/kernels/operands.py, without what is rare: an extent of 1, a batch of 1 with strides of its own, broadcast operands.
+ * schema/kernels/operands.py, without what is rare: a matrix with an extent of 1, rows that overlap, a batch that is broadcast.
  * tests/unit/runtime/test_native_choice.py compares.
  */
 #include <math.h>

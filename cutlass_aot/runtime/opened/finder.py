@@ -80,7 +80,7 @@ class Serving:
         self.known = _known(groups, gpu)
         self._candidates: Candidates | None = None
         # By the identity of the constants, which are kept with the function that was made of them.
-        self._native_choices: dict[tuple[int, int], tuple[Constants, Any]] = {}
+        self._functions: dict[tuple[int, int], tuple[Constants, Any]] = {}
 
     def fastest(
         self,
@@ -92,10 +92,10 @@ class Serving:
         machine: Machine,
     ) -> int:
         """The candidate with the least estimated time, by the launcher's cost model."""
-        number: int = self.native_choice(launcher, ordinal, candidates, constants, machine)(*extents)
+        number: int = self.function(launcher, ordinal, candidates, constants, machine)(*extents)
         return number
 
-    def native_choice(
+    def function(
         self,
         launcher: Library,
         ordinal: int,
@@ -103,9 +103,9 @@ class Serving:
         constants: Constants,
         machine: Machine,
     ) -> Any:
-        """The launcher's choice among the candidates, for operands on one GPU; made once."""
+        """The launcher's function that chooses among the candidates on one GPU; made once."""
         key = id(constants), ordinal
-        found = self._native_choices.get(key)
+        found = self._functions.get(key)
         if found is None:
             measured = self.known.measured
             made = native_choice.make(
@@ -117,7 +117,7 @@ class Serving:
                 self.groups[0].entry.operands,
                 ordinal,
             )
-            found = self._native_choices[key] = constants, made
+            found = self._functions[key] = constants, made
         return found[1]
 
     def candidates(self) -> Candidates:
@@ -271,13 +271,15 @@ class Finder:
         entries = match.serving(self.groups, query, query.targets[0])
         if len(entries) != 1 or not match.serves_alone(self.groups, query, entries[0]):
             return None
+        if not native_choice.is_plain(entries[0].operands):
+            return None
         model, machine = _gpu(ordinal)
         serving = self._serving(entries, model)
         launcher, candidates = serving.groups[0].launcher, serving.candidates()
         constants = None if machine is None else tiers.estimating(serving.known, candidates, machine)
         if launcher is None or machine is None or constants is None:
             return None
-        function = serving.native_choice(launcher, ordinal, candidates, constants, machine)
+        function = serving.function(launcher, ordinal, candidates, constants, machine)
         handles = self.handles(entries[0])
         kernels = tuple(handles[position] for position in candidates.table.column("position"))
         return NativeChoice(function, kernels, ordinal)

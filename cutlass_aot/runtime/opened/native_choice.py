@@ -43,12 +43,12 @@ def make(
         ),
         _doubles(candidates.traffic[:3]),
         _integers(chain.from_iterable(measured)),
-        _integers(chain.from_iterable(map(_rule, operands))) if _is_plain(operands) else b"",
+        _integers(chain.from_iterable(map(_rule, operands))) if is_plain(operands) else b"",
         ordinal,
     )
 
 
-def _is_plain(operands: Sequence[OperandConstraint]) -> bool:
+def is_plain(operands: Sequence[OperandConstraint]) -> bool:
     """Whether operands are those of a GEMM on whole matrices of elements of whole bytes, and nothing else."""
     return tuple(operand.extents for operand in operands) == _GEMM and all(
         operand.scale is None

@@ -84,10 +84,7 @@ class Rows(Sequence[T], Generic[R, T]):
 
     def digest(self, position: int) -> str:
         """Digest of a record, without decoding it."""
-        return self._binary_digest(position).hex()
-
-    def _binary_digest(self, position: int) -> bytes:
-        return self._digests[_DIGEST_BYTES * position : _DIGEST_BYTES * (position + 1)]
+        return self._digests[_DIGEST_BYTES * position : _DIGEST_BYTES * (position + 1)].hex()
 
     def position(self, digest: str) -> int | None:
         """Position of the record with this digest; None if there is none."""

@@ -58,7 +58,7 @@ class TilingTable:
         numbers = array("I")
         for position, tiling in sorted(enumerate(tilings), key=lambda item: item[1].preference):
             *extents, kind = tiling
-            # Of designs that no GPU runs: what is larger fits no GPU either.
+            # Larger numbers occur only in designs that no GPU can run.
             numbers.extend((position, *(min(extent, _MOST) for extent in extents), kinds.index(kind)))
         if sys.byteorder == "big":
             numbers.byteswap()

@@ -396,6 +396,11 @@ def test_the_fingerprint_differs_on_what_decides_the_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(linker, "_SHIM", shim)
         must_differ(dataclasses.replace(toolchain))
+    header = tmp_path / "arguments.h"
+    header.write_bytes(linker._HEADER.read_bytes() + b"\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(linker, "_HEADER", header)
+        must_differ(dataclasses.replace(toolchain))
     for number, source in enumerate(linker._LAUNCHER):
         changed = tmp_path / source.name
         changed.write_bytes(source.read_bytes() + b"\n")

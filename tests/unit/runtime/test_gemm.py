@@ -31,6 +31,7 @@ from cutlass_aot.runtime.dispatch import Dispatcher
 from cutlass_aot.runtime.launching import tensors
 from cutlass_aot.runtime.opened.finder import Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.selection.query import Computation
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm
 from tests.support.native import arrays, f32_gemm, on_gpu, write_host_bundle
@@ -208,6 +209,57 @@ def test_native_code_is_not_asked_where_gradients_are_recorded(
     with pytest.raises(OperandError, match="requires a gradient"):
         bundle.gemm(a.requires_grad_(), b, out)
     assert chosen == []
+
+
+def test_wrong_operands_are_refused_alike_where_native_code_chooses(
+    bundle: Bundle, chosen: list[tuple[int, ...]]
+) -> None:
+    a, b, out, _ = problem(8, 12, 16)
+    bundle.gemm(a, b, out)
+    for wrong in ((a, b, out, 2.0), (a, b, out, out, out), (a, torch.tensor(2.0), out)):
+        with pytest.raises(KernelNotFound):
+            bundle.run("gemm", *wrong)
+    assert chosen == []
+
+
+def test_element_types_that_torch_does_not_export_are_not_chosen_for(
+    bundle: Bundle, chosen: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "exports", lambda tensor: False)
+    for m in (8, 16):
+        a, b, out, product = problem(m, 12, 16)
+        bundle.gemm(a, b, out)
+        close(out, product)
+    assert chosen == []
+
+
+def test_a_workspace_is_checked_where_native_code_could_choose(
+    host_bundle: Path, claims: None, chosen: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = cutlass_aot.open(host_bundle)
+    a, b, out, _ = problem(8, 12, 16)
+    bundle.gemm(a, b, out)
+    monkeypatch.setattr(KernelHandle, "workspace_bytes", 64)
+    a, b, out, _ = problem(16, 12, 16)
+    with pytest.raises(OperandError, match="the workspace is unsupported"):
+        bundle.gemm(a, b, out, workspace=torch.zeros(1, dtype=torch.uint8))
+    assert chosen == [(16, 16, 12)]
+
+
+def test_groups_that_could_serve_too_are_not_left_out(
+    tmp_path: Path, launcher_library: bytes, claims: None
+) -> None:
+    """Where one group takes more operands than another, which of them serve has to be found out each time."""
+    tight = f32_gemm("ttt")
+    loose = replace(tight, operands=tuple(replace(of, alignment=4) for of in tight.operands))
+    f64 = f32_gemm("ttt", accumulator="f64")
+    for kernels, native in (([tight, f64], True), ([tight, loose], False)):
+        path = write_host_bundle(tmp_path / str(native), kernels, launcher_library)
+        finder = Finder(cutlass_aot.open(path).directory)
+        a, b, out, _ = problem(8, 12, 16)
+        for computation in (Computation("gemm"), Computation("gemm", accumulator="f32")):
+            call = finder.prepare(computation, (a, b, out))
+            assert (finder.native_choice(call) is not None) == native
 
 
 def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, fast_path: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ from cutlass_aot.runtime.selection.tiers import (
     Ranked,
     default_order,
     estimates,
+    estimating,
     fitted,
     modelled,
     prefer,
@@ -227,6 +228,23 @@ def test_what_is_not_needed_is_not_read() -> None:
 
 def model(gpu: str, *problems: RankedProblem) -> Ranked:
     return Ranked(Ranking("g", gpu, False, "for a test", RankedProblems.of(problems)))
+
+
+def test_constants_of_the_model_that_chooses_for_all_that_was_not_measured() -> None:
+    here, there = ranking_of(ranked(SQUARE, "aa"), costs=TILES), ranking_of(gpu="NVIDIA H100", costs=["aa"])
+    assert estimating(known(here, [there]), ALL, H200) == [COSTS[digest] for digest in ALL.digests]
+    assert estimating(known(elsewhere=[there]), ALL, H200) == there.costs_on(ALL, H200)
+    assert estimating(known(), ALL, H200) == ALL.derivation(H200)
+    assert estimating(known(ranking_of(ranked(SQUARE, "aa"))), ALL, H200) == ALL.derivation(H200)
+
+
+def test_no_model_chooses_for_all_where_the_build_ranked_or_the_model_knows_nothing() -> None:
+    ranked_by_build = model("B200", ranked(SQUARE, "aa"))
+    assert estimating(known(models=[ranked_by_build]), ALL, H200) is None
+    fitted = ranking_of(ranked(SQUARE, "aa"), costs=["aa"])
+    assert estimating(known(fitted, models=[ranked_by_build]), ALL, H200) is not None
+    others = Candidates.of(TILINGS, Traffic(0, 0, 2, 16), "sm_90a")
+    assert estimating(known(), others, H200) is None
 
 
 def test_a_modelled_ranking_gives_its_order() -> None:

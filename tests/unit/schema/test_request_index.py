@@ -115,13 +115,28 @@ def test_a_malformed_body_is_refused(changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [None, [], [b"", None, None], ["text", None], [b"\0" * ((1 << 20) + 1), None], [b"\0", None]]
-)
-def test_a_malformed_row_is_refused_when_it_is_asked_for(row: Any) -> None:
+    ("row", "message"),
+    [
+        (None, "expected"), ([], "expected"), ([b"", None, None], "expected"), (["text", None], "expected"),
+        ([b"\0" * ((1 << 20) + 1), None], "a request has at most"), ([b"\0", None], "request 0"),
+    ],
+)  # fmt: skip
+def test_a_malformed_row_is_refused_when_it_is_asked_for(row: Any, message: str) -> None:
     index = read(with_rows(lambda rows: [row, *rows[1:]]))
     assert index[2] == SOME[2]
-    with pytest.raises(CorruptFile):
+    with pytest.raises(CorruptFile, match=message):
         index[0]
+
+
+def test_a_digest_is_found_at_its_place_alone() -> None:
+    # The bytes from the middle of one digest to the middle of the next are those of the third.
+    rows = unseal(requests_to_bytes(SOME), REQUESTS_KIND, SCHEMA, "it")["rows"]
+    first, second = bytes(range(32)), bytes(range(32, 64))
+    third = (first + second)[16:48]
+    index = read(with_body(rows=rows, digests=first + second + third + b"x" * 32))
+    assert index.position(third.hex()) == 2
+    assert [index.position(item.hex()) for item in (first, second)] == [0, 1]
+    assert index.position((second + third)[8:40].hex()) is None
 
 
 @pytest.mark.parametrize("row", [None, "text", b"", b"\xc1", b"\x90\x90"])
