@@ -251,7 +251,7 @@ def test_groups_that_could_serve_too_are_not_left_out(
 ) -> None:
     """Where one group takes more operands than another, which of them serve has to be found out each time."""
     tight = f32_gemm("ttt")
-    loose = replace(tight, operands=tuple(replace(of, alignment=4) for of in tight.operands))
+    loose = replace(tight, operands=tuple(replace(of, divisibility=2) for of in tight.operands))
     f64 = f32_gemm("ttt", accumulator="f64")
     for kernels, native in (([tight, f64], True), ([tight, loose], False)):
         path = write_host_bundle(tmp_path / str(native), kernels, launcher_library)
