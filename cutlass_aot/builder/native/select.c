@@ -37,7 +37,7 @@ struct clusters {
 };
 
 struct costs {
-  double launch, tile, step, crowding, pairing, sharing, misalignment, tail, bandwidth, emptiness, overlap;
+  double launch, tile, step, crowding, pairing, sharing, misalignment, tail, bandwidth, emptiness, overlap, unevenness;
 };
 
 struct derivation {
@@ -89,7 +89,8 @@ static double microseconds(const struct selection *selection, const struct kerne
   double a = selection->a * batch * k, b = selection->b * batch * k;
   double megabytes = (a * m + b * n + selection->out * batch * m * n) / 1e6;
   double empty = (a * missing_m * across + b * missing_n * down) / 1e6;
-  double memory = (megabytes + costs->emptiness * empty) / costs->bandwidth * 1e3;
+  double uneven = at_work > 1 && at_work < tiling->blocks_per_sm ? ceil(at_work) / at_work - 1 : 0;
+  double memory = (megabytes + costs->emptiness * empty) / costs->bandwidth * 1e3 * (1 + costs->unevenness * uneven);
   double longer = (compute + memory + fabs(compute - memory)) / 2;
   double powers = pow(compute / longer, costs->overlap) + pow(memory / longer, costs->overlap);
   return costs->launch + longer * pow(powers, 1 / costs->overlap);

@@ -1,4 +1,4 @@
-"""Estimate the time of a kernel for a problem from its tiling and eleven constants.
+"""Estimate the time of a kernel for a problem from its tiling and twelve constants.
 
 A kernel's clusters fill the GPU wave after wave; a block computes a tile in steps along K::
 
@@ -8,7 +8,8 @@ A kernel's clusters fill the GPU wave after wave; a block computes a tile in ste
               longer where two SMs of a pair, or two blocks of an SM, are at work      (pairing, sharing)
               and where rows begin within a sector of memory                           (misalignment)
     compute = whole * (tile + steps * step)
-    memory  = (bytes of the operands + emptiness * bytes of rows that are not there) / bandwidth
+    memory  = (bytes of the operands + emptiness * bytes of rows that are not there) / bandwidth,
+              longer where some SMs have two blocks and others one                     (unevenness)
     time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 
 The constants (:class:`~cutlass_aot.schema.tuning.costs.Costs`) are fitted to measurements by
@@ -20,6 +21,7 @@ dynamic scheduler ("clc"), then the name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from cutlass_aot.schema.bundles.tiling_table import TilingTable
@@ -64,6 +66,8 @@ class Work(NamedTuple):
         misaligned: 1 if rows along K are not a multiple of 32 bytes, else 0.
         megabytes: of all operands.
         empty: megabytes of rows and columns of tiles that are beyond the operands.
+        uneven: while not all SMs have as many blocks as have room: most blocks of an SM over their average,
+            less 1; else 0.
     """
 
     waves: float
@@ -75,6 +79,7 @@ class Work(NamedTuple):
     misaligned: float
     megabytes: float
     empty: float
+    uneven: float
 
 
 def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Work:
@@ -103,6 +108,7 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
         1.0 if bytes_a * k % _SECTOR_BYTES else 0.0,
         (a * m + b * n + bytes_out * batch * m * n) / 1e6,
         (a * missing_m * across + b * missing_n * down) / 1e6,
+        ceil(at_work) / at_work - 1 if 1 < at_work < blocks_per_sm else 0.0,
     )
 
 
@@ -111,12 +117,13 @@ def compute_and_memory(costs: Costs, work: Work) -> tuple[float, float]:
 
     Written for numbers and for numpy arrays alike: a fit has one of each for every kernel and problem.
     """
-    _, tile, step, crowding, pairing, sharing, misalignment, tail, bandwidth, emptiness, _ = costs
-    waves, filled, steps, at_work, paired, shared, misaligned, megabytes, empty = work
+    _, tile, step, crowding, pairing, sharing, misalignment, tail, bandwidth, emptiness, _, unevenness = costs
+    waves, filled, steps, at_work, paired, shared, misaligned, megabytes, empty, uneven = work
     whole = (1 - tail) * filled + tail * waves
     step = step * ((at_work + 0.15) / 1.15) ** crowding * (1 + pairing * paired)
     step = step * (1 + sharing * shared) * (1 + misalignment * misaligned)
-    return whole * (tile + steps * step), (megabytes + emptiness * empty) / bandwidth * 1e3
+    memory = (megabytes + emptiness * empty) / bandwidth * 1e3
+    return whole * (tile + steps * step), memory * (1 + unevenness * uneven)
 
 
 def microseconds(costs: Costs, work: Work) -> float:

@@ -79,6 +79,8 @@ class Costs(NamedTuple):
         bandwidth: GB/s of reading operands and writing the output.
         emptiness: bytes of the device memory for each byte that tiles have beyond the operands.
         overlap: how far computing and reading overlap: 1 is not at all, many is entirely.
+        unevenness: by how much moving operands takes longer, as a share of what the SMs with the most blocks
+            have to do beyond the average.
     """
 
     launch: _Cost
@@ -92,6 +94,7 @@ class Costs(NamedTuple):
     bandwidth: _Cost
     emptiness: _Cost
     overlap: Annotated[float, within(1, 2 * _MOST_OVERLAP)]
+    unevenness: _Cost
 
     def on(self, measured: Machine, present: Machine) -> "Costs":
         """These constants, measured on one GPU, scaled to another by their clocks and bandwidths."""
@@ -157,6 +160,7 @@ def derivation(input_bits: int, target: str, machine: Machine) -> Derivation:
         bandwidth=0.8 * machine.memory_bandwidth,
         emptiness=0.5,
         overlap=2.0,
+        unevenness=0.4,
     )
     clock = 1 / machine.sm_mhz / (1 + pairing)
     return Derivation(costs, 3 * tile, 2 / rate * clock, input_bits / 8 / _LOADED * clock)

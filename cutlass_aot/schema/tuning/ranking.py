@@ -15,7 +15,7 @@ from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.tuning.costs import Costs, Machine, check_costs
 
 RANKING_KIND = "cutlass-aot ranking"
-RANKING_SCHEMA = 3
+RANKING_SCHEMA = 4
 MAX_EXTENT = 2**63 - 1
 _COSTS = struct.Struct(f"<{len(Costs._fields)}f")
 """The constants of one kernel in the file, as IEEE 754 single precision."""

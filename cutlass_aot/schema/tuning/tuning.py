@@ -36,7 +36,7 @@ from cutlass_aot.schema.tuning.costs import Costs, Machine, Regression
 from cutlass_aot.schema.tuning.ranking import Extents
 
 TUNING_KIND = "cutlass-aot tuning"
-TUNING_SCHEMA = 3
+TUNING_SCHEMA = 4
 MAX_TUNING_BYTES = 1 << 26
 _EXPANDED_DEPTH = 4
 """Levels of the JSON with one item a line: the file, its groups, a group, its kernels and problems."""

@@ -31,7 +31,7 @@ HALF = Traffic(2, 2, 2, 16)
 H200 = Machine(132, 1980, 4917)
 COSTS = Costs(
     launch=2.0, tile=1.0, step=0.5, crowding=0.3, pairing=0.25, sharing=0.5, misalignment=0.2, tail=0.9,
-    bandwidth=4000.0, emptiness=0.5, overlap=2.0,
+    bandwidth=4000.0, emptiness=0.5, overlap=2.0, unevenness=0.4,
 )  # fmt: skip
 LARGE = Extents(1, 8192, 8192, 4096)
 
@@ -199,6 +199,20 @@ def test_two_blocks_on_one_sm_take_longer_for_a_step() -> None:
     assert time(double, many) > time(double, many, costs=COSTS._replace(sharing=1e-6))
 
 
+def test_moving_operands_takes_longer_where_some_sms_have_two_blocks_and_others_one() -> None:
+    double, single = kernel((8, 64, 64), blocks_per_sm=2), kernel((8, 64, 64))
+
+    def uneven(blocks: int, of: Kernel = double) -> float:
+        return todo(of, Extents(1, 8, 64 * blocks, 8192)).uneven
+
+    # 33 of 132 SMs have two of 165 blocks, which are 1.25 an SM.
+    assert uneven(165) == pytest.approx(2 / 1.25 - 1)
+    assert [uneven(blocks) for blocks in (100, 132, 264, 300)] == [0, 0, 0, 0]
+    assert uneven(165, single) == 0
+    few = Extents(1, 8, 64 * 165, 8192)
+    assert time(double, few) > time(double, few, costs=COSTS._replace(unevenness=1e-6))
+
+
 @pytest.mark.parametrize(
     ("extents", "bound"),
     [(Extents(1, 1, 64, 64), "launch"), (LARGE, "compute"), (Extents(1, 64, 132 * 128, 64 * 9), "memory")],
@@ -323,6 +337,7 @@ def test_a_large_problem_is_expected_below_the_peak_of_the_gpu(target: str, bits
         st.sampled_from([1e-3, 0.5, 1.0]),
         *[st.sampled_from([1e-6, 1.0, 1e6])] * 2,
         st.sampled_from([1.0, 2.5, 32.0]),
+        st.sampled_from([1e-6, 1.0, 1e6]),
     ),
     st.builds(Extents, *[st.sampled_from([1, 4096, 2**31, 2**62])] * 4),
 )

@@ -39,7 +39,7 @@ H200, H100 = Machine(132, 1980, 4917), Machine(132, 1980, 3352)
 SQUARE = Extents(1, 4096, 4096, 4096)
 OTHER = Extents(1, 333, 3584, 3584)
 COSTS = {
-    digest: Costs(2.0, 1.0, 0.01 * m * n / 1024, 0.3, 0.2, 0.5, 0.1, 0.9, 4000.0, 0.5, 2.0)
+    digest: Costs(2.0, 1.0, 0.01 * m * n / 1024, 0.3, 0.2, 0.5, 0.1, 0.9, 4000.0, 0.5, 2.0, 0.4)
     for digest, (m, n) in TILES.items()
 }
 

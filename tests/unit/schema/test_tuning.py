@@ -233,8 +233,8 @@ def test_a_group_without_kernels_is_refused():
 
 
 def test_a_newer_schema_is_refused():
-    with pytest.raises(SchemaTooNew, match=r"t\.json has schema version 4, .*upgrade"):
-        Tuning.from_bytes(altered(setting("file", "schema", 4)), "t.json")
+    with pytest.raises(SchemaTooNew, match=r"t\.json has schema version 5, .*upgrade"):
+        Tuning.from_bytes(altered(setting("file", "schema", 5)), "t.json")
 
 
 def test_a_truncated_file_is_refused_wherever_it_ends():
