@@ -6,10 +6,13 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cutlass_aot.runtime.dispatch import Dispatcher, in_order
 from cutlass_aot.runtime.files import trust
+from cutlass_aot.runtime.launching.call import without_gradients
+from cutlass_aot.runtime.launching.native import NativeAttribute
+from cutlass_aot.runtime.launching.tensors import linear_as_gemm
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_directory
 from cutlass_aot.runtime.opened.finder import Choice, Finder
@@ -78,13 +81,48 @@ def opened_bundles() -> list[Bundle]:
     return [bundle for reference in list(_opened) if (bundle := reference()) is not None]
 
 
+class Gemm(Protocol):
+    """How :attr:`Bundle.gemm` is called."""
+
+    def __call__(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        /,
+        *,
+        accumulator: str | None = None,
+        epilogue: str | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+        **named: Any,
+    ) -> None:
+        """See :attr:`Bundle.gemm`."""
+
+
+class Linear(Protocol):
+    """How :attr:`Bundle.linear` is called."""
+
+    def __call__(
+        self,
+        x: Any,
+        weight: Any,
+        out: Any,
+        *,
+        accumulator: str | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+    ) -> None:
+        """See :attr:`Bundle.linear`."""
+
+
 class Bundle:
     """An open bundle; made by :func:`cutlass_aot.open`. May be used from several threads."""
 
     def __init__(self, directory: BundleDirectory) -> None:
         self.directory = directory
         self._finder = Finder(directory)
-        self._dispatcher = Dispatcher(self._finder, directory.catalog.alignment)
+        self._dispatcher = Dispatcher(self._finder, directory.launcher(), directory.catalog.alignment)
         self._requests: RequestFinder | None = None
 
     @property
@@ -296,20 +334,12 @@ class Bundle:
 
     # -- launching --------------------------------------------------------------------------------------
 
-    def gemm(
-        self,
-        /,
-        a: Any,
-        b: Any,
-        out: Any,
-        *,
-        accumulator: str | None = None,
-        epilogue: str | None = None,
-        stream: Any = None,
-        workspace: Any = None,
-        **named: Any,
-    ) -> None:
+    @NativeAttribute
+    def gemm(self) -> Gemm:
         """Compute ``out = a @ b`` by the best kernel for it; the choice is remembered for similar operands.
+
+        ``gemm(a, b, out, *, accumulator=None, epilogue=None, stream=None, workspace=None, **named)``.
+        Repeated calls on torch tensors go to native code without running any Python code in between.
 
         Args:
             a: (m, k), or (batch, m, k).
@@ -331,21 +361,63 @@ class Bundle:
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
         """
-        dispatcher = self._dispatcher
-        native = dispatcher.native
-        if (
-            stream is None
-            and not named
-            and epilogue is None
-            and type(a) in native
-            and type(b) in native
-            and type(out) in native
-        ):
-            cache = dispatcher.plain.get(accumulator)
-            if cache is not None and dispatcher.fast_path(cache, (a, b, out), accumulator):
-                return
+        made: Gemm = self._dispatcher.native_gemm(self._gemm)
+        return made
+
+    def _gemm(
+        self,
+        /,
+        a: Any,
+        b: Any,
+        out: Any,
+        *,
+        accumulator: str | None = None,
+        epilogue: str | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+        **named: Any,
+    ) -> None:
+        """Serve a call that native code does not take."""
         computation = Computation.of("gemm", epilogue, accumulator, None, named)
-        dispatcher.run(computation, (a, b, out), named, stream, workspace)
+        self._dispatcher.run(computation, (a, b, out), named, stream, workspace)
+
+    @NativeAttribute
+    def linear(self) -> Linear:
+        """Compute ``out = x @ weight.T``, as torch.nn.functional.linear; otherwise like :attr:`gemm`.
+
+        ``linear(x, weight, out, *, accumulator=None, stream=None, workspace=None)``, on torch tensors.
+        No view of the weight has to be made for it, which costs about as much as the rest of a call.
+
+        Args:
+            x: (..., k); its leading modes must be viewable as one.
+            weight: (n, k).
+            out: (..., n), likewise; written.
+            accumulator: see :meth:`find`.
+            stream: see :attr:`cutlass_aot.KernelHandle.launch`.
+            workspace: see :attr:`cutlass_aot.KernelHandle.launch`.
+
+        Raises:
+            OperandError: also if an operand is not a torch tensor, or cannot be viewed as a matrix.
+            CutlassAotError: whatever else :attr:`gemm` raises.
+        """
+        made: Linear = self._dispatcher.native_linear(self._linear)
+        return made
+
+    def _linear(
+        self,
+        x: Any,
+        weight: Any,
+        out: Any,
+        *,
+        accumulator: str | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+    ) -> None:
+        """Serve a call that native code does not take."""
+        x, weight, out = without_gradients(("x", "weight", "out"), (x, weight, out))
+        self._gemm(
+            *linear_as_gemm(x, weight, out), accumulator=accumulator, stream=stream, workspace=workspace
+        )
 
     def run(
         self,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cutlass_aot.errors import CutlassAotError, KernelNotFound
+from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.call import call, requires_gradient, without_gradients
+from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.launching.tensors import (
     common_device,
     describe_operand,
+    exported,
     exports,
     is_torch,
+    linear_as_gemm,
     native_classes,
     to_ffi,
 )
@@ -25,26 +29,67 @@ MAX_REMEMBERED = 65536
 """Most choices in one dispatch cache; when there are more, all of them are dropped."""
 
 
+GEMM = Computation("gemm")
+"""A GEMM with nothing besides."""
+
+
 class Dispatcher:
     """Launches the kernels of a bundle: a dispatch cache in native code for each computation, and a finder.
 
-    Addresses affect the match only modulo ``alignment`` bytes.
-
-    Attributes:
-        native: classes whose instances native code takes directly; empty before the first launch on one.
-        plain: dispatch caches of plain GEMMs, by accumulator.
+    Args:
+        finder: finds a kernel where no cache has one.
+        launcher: the bundle's; None if it has none for this machine.
+        alignment: addresses affect the match only modulo so many bytes.
     """
 
-    def __init__(self, finder: Finder, alignment: int) -> None:
+    def __init__(self, finder: Finder, launcher: Library | None, alignment: int) -> None:
         self._finder = finder
+        self._launcher = launcher
         self._alignment = alignment
         self._caches: dict[Computation, Any] = {}
-        self.plain: dict[str | None, Any] = {}
-        self.native: frozenset[type] = frozenset()
+        # The native functions gemm and linear, by name.
+        self._plain: dict[str, Any] = {}
+        # Classes whose instances native code takes directly; empty before the first launch on one.
+        self._native: frozenset[type] = frozenset()
         # By the computation, element types, devices and layouts.
         self._native_choices: dict[tuple[Any, ...], NativeChoice | None] = {}
         # The framework's function that tells whether gradients are recorded.
         self._gradients: Any = None
+
+    def native_gemm(self, fallback: Callable[..., None]) -> Any:
+        """An object that is called like ``fallback``: ``out = a @ b`` on (a, b, out).
+
+        It launches what the dispatch cache has, without running Python code; otherwise it calls
+        ``fallback``.
+        """
+        return self._native_function("gemm", fallback, self._raise)
+
+    def native_linear(self, fallback: Callable[..., None]) -> Any:
+        """Like :meth:`native_gemm`: ``out = x @ weight.T`` on (x, weight, out)."""
+        return self._native_function(
+            "linear",
+            fallback,
+            lambda error, operands: self._raise(error, linear_as_gemm(*operands)),
+        )
+
+    def _native_function(self, name: str, fallback: Callable[..., None], failed: Callable[..., None]) -> Any:
+        if self._launcher is None:
+            return fallback
+        try:
+            made = native.with_fallback(self._launcher, fallback, failed)
+        except CutlassAotError:
+            # The fallback raises this too, but reports wrong operands first.
+            return fallback
+        self._plain[name] = made
+        cache = self._caches.get(GEMM)
+        if cache is not None:
+            self._assign(self._launcher, name, cache)
+        return made
+
+    def _assign(self, launcher: Library, name: str, cache: Any) -> None:
+        """Have one of the native functions launch from a dispatch cache."""
+        function = cache if name == "gemm" else native.function(launcher, "cutlass_aot_linear")(cache)
+        native.assign(launcher, self._plain[name], function)
 
     def run(
         self,
@@ -56,20 +101,17 @@ class Dispatcher:
     ) -> None:
         """Launch on operands; see :meth:`cutlass_aot.Bundle.run`."""
         given = in_order(computation, operands, named)
-        native = self.native
-        if stream is None and native and all(type(item) in native or type(item) is float for item in given):
+        taken = self._native
+        if stream is None and taken and all(type(item) in taken or type(item) is float for item in given):
             cache = self._caches.get(computation)
             if cache is not None and (
-                self.fast_path(cache, given, computation) or self._choose_and_launch(computation, given)
+                self._fast_path(cache, given, computation) or self._choose_and_launch(computation, given)
             ):
                 return
         self._find_and_launch(computation, given, stream, workspace)
 
-    def fast_path(self, cache: Any, operands: Sequence[Any], computation: Computation | str | None) -> bool:
-        """Launch what a dispatch cache has for operands that native code takes directly; False if nothing.
-
-        ``computation`` is what the cache is for; an accumulator, or None, stands for a plain GEMM.
-        """
+    def _fast_path(self, cache: Any, operands: Sequence[Any], computation: Computation) -> bool:
+        """Launch what a dispatch cache has for operands that native code takes directly; False if nothing."""
         if self._gradients() and requires_gradient(operands):
             return False
         try:
@@ -77,8 +119,6 @@ class Dispatcher:
         except Exception as error:
             # If torch does not export an element type, the path below can still describe it.
             if all(not is_torch(operand) or exports(operand) for operand in operands):
-                if not isinstance(computation, Computation):
-                    computation = Computation("gemm", accumulator=computation)
                 raise self._failure(error, operands, computation) from error
             return False
 
@@ -126,7 +166,7 @@ class Dispatcher:
         # The cache can only launch kernels without a workspace, with operands in the order of the call.
         if not kernel.workspace_bytes and order == tuple(range(len(operands))):
             self._remember(kernel, operands, remembered, prepared.ordinal)
-            if len(operands) == 3 and all(type(item) in self.native and exports(item) for item in operands):
+            if len(operands) == 3 and all(map(exported, operands)):
                 like = _like(computation, operands)
                 if like not in self._native_choices:
                     self._native_choices[like] = self._finder.native_choice(prepared)
@@ -135,25 +175,31 @@ class Dispatcher:
         self, kernel: KernelHandle, operands: Sequence[Any], computation: Computation, ordinal: int
     ) -> None:
         """Have the dispatch cache launch this kernel for operands like these."""
-        launcher = self._finder.group(kernel.group).launcher
+        launcher = self._launcher
         if launcher is None:
             return
         cache = self._caches.get(computation)
         if cache is None:
-            cache = launcher.function("cutlass_aot_dispatch_cache")(self._alignment)
+            cache = native.function(launcher, "cutlass_aot_dispatch_cache")(self._alignment)
             cache = self._caches.setdefault(computation, cache)
-            if computation == Computation("gemm", accumulator=computation.accumulator):
-                self.plain[computation.accumulator] = cache
+            if computation == GEMM:
+                for name in tuple(self._plain):
+                    self._assign(launcher, name, cache)
         # Without a stream: the memory is not read, so no stream has to wait.
-        seen = (item if is_torch(item) and exports(item) else to_ffi(item) for item in operands)
+        seen = (item if exported(item) else to_ffi(item) for item in operands)
         if cache(*seen, kernel.native_function(ordinal)) > MAX_REMEMBERED:
             # Only dropped here: other threads may be calling it.
             self._caches.pop(computation, None)
-            if self.plain.get(computation.accumulator) is cache:
-                del self.plain[computation.accumulator]
-        if not self.native and any(map(is_torch, operands)):
+        if not self._native and any(map(is_torch, operands)):
             self._gradients = sys.modules["torch"].is_grad_enabled
-            self.native = native_classes()
+            self._native = native_classes()
+
+    def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
+        """Raise what the caller of a plain GEMM is to see of an error of native code."""
+        if not isinstance(error, Exception):
+            # A KeyboardInterrupt, say, while native code took the operands.
+            raise error
+        raise self._failure(error, operands, GEMM) from error
 
     def _failure(
         self, error: Exception, operands: Sequence[Any], computation: Computation

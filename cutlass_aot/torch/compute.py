@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from cutlass_aot.errors import KernelNotFound, OperandError
-from cutlass_aot.runtime.launching.tensors import describe_operand
+from cutlass_aot.errors import KernelNotFound
+from cutlass_aot.runtime.launching.tensors import as_matrix, describe_operand
 from cutlass_aot.schema.kernels.operands import OperandDescription, describe
 from cutlass_aot.torch import checks
 from cutlass_aot.torch.fitting import MAX_REMEMBERED, compute_fitted
@@ -57,7 +57,10 @@ def _gemm(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | 
         out.zero_()
         return
     try:
-        bundle.gemm(a, b, out, accumulator=accumulator)
+        if accumulator is None:
+            bundle.gemm(a, b, out)
+        else:
+            bundle.gemm(a, b, out, accumulator=accumulator)
     except KernelNotFound:
         checks.check_devices(a=a, b=b, out=out)
         raise
@@ -125,28 +128,25 @@ def _linear(
     if not x.shape[-1]:
         out.zero_()
     else:
-        target = out if out.dim() == 2 else _rows_of(out)
-        _multiply_rows(as_rows(x), weight.t(), target, bundle, accumulator)
+        _multiply_rows(x, weight, out, bundle, accumulator)
     if bias is not None:
         out.add_(bias)
 
 
-def _multiply_rows(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
-    """Compute ``out = a @ b``; only a is copied if no kernel takes its layout."""
-    if a.is_contiguous() and not a.data_ptr() % COMMON_ALIGNMENT:
-        _gemm(a, b, out, bundle, accumulator)
-    else:
-        compute_fitted(bundle, a, b, out, accumulator, purpose="linear layer", copy_b=False)
-
-
-def _rows_of(out: Tensor) -> Tensor:
+def _multiply_rows(x: Tensor, weight: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
+    """Compute ``out = x @ weight.T``; only x is copied if no kernel takes its layout."""
+    if not x.is_contiguous() or x.data_ptr() % COMMON_ALIGNMENT:
+        a, target = as_rows(x), as_matrix("out", out)
+        compute_fitted(bundle, a, weight.t(), target, accumulator, purpose="linear layer", copy_b=False)
+        return
     try:
-        return out.view(math.prod(out.shape[:-1]), out.shape[-1])
-    except RuntimeError:
-        raise OperandError(
-            f"expected out whose leading modes can be viewed as one, got shape {tuple(out.shape)} with "
-            f"strides {out.stride()}: pass a contiguous tensor"
-        ) from None
+        if accumulator is None:
+            bundle.linear(x, weight, out)
+        else:
+            bundle.linear(x, weight, out, accumulator=accumulator)
+    except KernelNotFound:
+        checks.check_devices(x=x, weight=weight, out=out)
+        raise
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.launching",
     "cutlass_aot.runtime.launching.call",
     "cutlass_aot.runtime.launching.code_cache",
-    "cutlass_aot.runtime.launching.fast_path",
+    "cutlass_aot.runtime.launching.native",
     "cutlass_aot.runtime.launching.gpu_code",
     "cutlass_aot.runtime.launching.library",
     "cutlass_aot.runtime.launching.tensors",

@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 
 from cutlass_aot.builder import native
+from cutlass_aot.runtime.launching import native as runtime_native
+from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm, operand
 
-LAUNCHER = tuple(Path(native.__file__).with_name(name) for name in ("fast_path.c", "launcher.c", "select.c"))
+LAUNCHER = tuple(
+    Path(native.__file__).with_name(name)
+    for name in ("launcher.c", "dispatch_cache.c", "select.c", "python.c")
+)
 
 # A GEMM in f32 on the host in place of a kernel. It checks what compiled code checks; that operands are on
 # one device, too, be it the host: DLPack tensors may claim a GPU, torch's are given as what they are.
@@ -85,6 +90,15 @@ int __tvm_ffi_%s(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *re
   return gemm(args, count, "%s", %d);
 }
 """
+
+
+def native_function(launcher: Library, function: Callable[..., Any]) -> Any:
+    """A Python function as a native one, called with ``tvm_ffi.Tensor`` for tensors."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    # Any function will do: another one takes its place.
+    made = runtime_native.function(launcher, "cutlass_aot_linear")
+    runtime_native.assign(launcher, made, tvm_ffi.convert(function))
+    return made
 
 
 def f32_gemm(layouts: str = "ttt", **changes: Any) -> Kernel:

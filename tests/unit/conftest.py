@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cutlass_aot.errors import DeviceError
+from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.bundles.catalog import FileReference
+from cutlass_aot.schema.compression import compress
+from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.tuning.costs import Machine
 from tests.support.native import LAUNCHER, compile_files
 
@@ -16,6 +21,14 @@ from tests.support.native import LAUNCHER, compile_files
 def launcher_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A bundle's real launcher, compiled once a session."""
     return compile_files(tmp_path_factory.mktemp("launcher"), "launcher", LAUNCHER)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, launcher_library: bytes) -> Library:
+    """A launcher as an open bundle has it."""
+    data = compress(launcher_library, 3)
+    (tmp_path / "launcher.so.zst").write_bytes(data)
+    return Library(tmp_path, FileReference("launcher.so.zst", len(data), digest(data)))
 
 
 @pytest.fixture

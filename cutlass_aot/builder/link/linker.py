@@ -50,10 +50,10 @@ _LINK_FLAGS = (
 _LIBRARIES = ("-ldl",)
 # The shim learns the device of a launch from this call alone: see shim.c.
 _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
-_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_*fast_path; local: *; }};\n"
+_EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_python_*; local: *; }};\n"
 """A version script for both kinds of library; check_library() then looks at what they export."""
 _SHIM = native.FOLDER / "shim.c"
-_LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "fast_path.c", "select.c"))
+_LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "dispatch_cache.c", "select.c", "python.c"))
 _HEADER = native.FOLDER / "arguments.h"
 _TIMEOUT_SECONDS = 900
 _ERROR_LINES = 20

@@ -31,6 +31,8 @@ SHIM_SYMBOLS = frozenset(
 TVM_FFI_SYMBOLS = frozenset(
     {
         "TVMFFIEnvGetStream",
+        "TVMFFIEnvSetStream",
+        "TVMFFIErrorMoveFromRaised",
         "TVMFFIErrorSetRaisedFromCStr",
         "TVMFFIErrorSetRaisedFromCStrParts",
         "TVMFFIFunctionCall",

@@ -8,6 +8,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_EXTENT INT32_MAX
+#define MAX_OPERANDS 16
+#define MAX_RANK 8
 #define MAX_STRIDE_BYTES ((INT64_C(1) << 40) - 1) /* of a TMA descriptor: cuTensorMapEncodeTiled */
 
 static inline int refuse(const char *kind, const char *text) {
@@ -26,6 +28,12 @@ static inline void return_function(TVMFFIAny *result, TVMFFIObjectHandle functio
   result->type_index = kTVMFFIFunction;
   result->zero_padding = 0;
   result->v_obj = function;
+}
+
+static inline void return_false(TVMFFIAny *result) {
+  result->type_index = kTVMFFIBool;
+  result->zero_padding = 0;
+  result->v_int64 = 0;
 }
 
 static inline void return_integer(TVMFFIAny *result, int64_t value) {

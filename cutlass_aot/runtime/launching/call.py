@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutlass_aot.errors import CutlassAotError, DeviceError, LaunchError, OperandError
+from cutlass_aot.runtime.launching.native import call_on
 from cutlass_aot.runtime.launching.tensors import View, describe_operand, exported, is_cupy, is_torch, to_ffi
 
 
@@ -66,24 +67,20 @@ _ARGUMENT = re.compile(r"argument #(\d+)")
 
 
 def call(function: Any, arguments: Sequence[Any], device: int, stream: Any = None) -> Any:
-    """Call a ``tvm_ffi.Function`` on tensors of any kind, with the stream set in tvm_ffi's environment.
+    """Call a native function on tensors of any kind: on a stream, or on the current one of their framework.
 
     What the function raises is passed on, not translated.
     """
     if stream is None and all(map(exported, arguments)):
         # Native code reads torch's current stream and sets it for the call.
         return function(*arguments)
-    import tvm_ffi
+    used = handle = current_stream(arguments, device) if stream is None else stream_handle(stream, device)
+    if used is None:
+        import tvm_ffi
 
-    handle = current_stream(arguments, device) if stream is None else stream_handle(stream, device)
-    where = tvm_ffi.device("cuda", device)
-    used = int(tvm_ffi.get_raw_stream(where)) if handle is None else handle
-    # Torch tensors too: passed directly, they would set torch's current stream instead.
-    tensors = [to_ffi(argument, used) for argument in arguments]
-    if handle is None:
-        return function(*tensors)
-    with tvm_ffi.use_raw_stream(where, handle):
-        return function(*tensors)
+        used = int(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", device)))
+    tensors = [argument if exported(argument) else to_ffi(argument, used) for argument in arguments]
+    return call_on(function, tensors, device, handle)
 
 
 def requires_gradient(operands: Sequence[Any]) -> bool:

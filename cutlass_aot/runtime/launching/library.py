@@ -7,8 +7,10 @@ import errno
 import fcntl
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +102,7 @@ class Library:
         return self._mappings.get(process) or self._mappings.setdefault(process, _Mapping())
 
     def _map(self) -> ctypes.CDLL:
-        # Imported first: the library needs libtvm_ffi.so, which resolves to the one already loaded.
-        import tvm_ffi  # noqa: F401
-
+        _load_tvm_ffi()
         path = self._root / self._reference.path
         try:
             return map_library(self._copy)
@@ -127,6 +127,23 @@ class Library:
         if not data.startswith(_ELF):
             raise CorruptFile(f"{path} is not a shared library")
         _write(descriptor, data)
+
+
+def _load_tvm_ffi() -> None:
+    """Load libtvm_ffi.so, which the libraries of a bundle need: they then get the one that is loaded.
+
+    Importing the package does that too, but takes longer than all the rest of a first launch.
+    """
+    if "tvm_ffi" in sys.modules:
+        return
+    found = PathFinder.find_spec("tvm_ffi")
+    for folder in (found and found.submodule_search_locations) or ():
+        path = Path(folder, "lib", "libtvm_ffi.so")
+        if path.is_file():
+            ctypes.CDLL(os.fspath(path), ctypes.RTLD_GLOBAL)
+            return
+    # It lies elsewhere, and the package knows where.
+    import tvm_ffi  # noqa: F401
 
 
 def map_library(copy: Callable[[int], None]) -> ctypes.CDLL:

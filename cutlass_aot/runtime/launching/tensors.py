@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -209,6 +211,42 @@ def _torch_to_ffi(tensor: Any) -> Any:
     return tvm_ffi.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
 
 
+def linear_as_gemm(x: Any, weight: Any, out: Any) -> tuple[Any, Any, Any]:
+    """The operands of a GEMM that computes ``out = x @ weight.T``: views of the same memory.
+
+    Args:
+        x: (..., k).
+        weight: (n, k).
+        out: (..., n).
+
+    Raises:
+        OperandError: if one is not a torch tensor, or cannot be viewed as a matrix.
+    """
+    for name, operand in (("x", x), ("weight", weight), ("out", out)):
+        if not is_torch(operand):
+            raise OperandError(
+                f"expected {name} to be a torch tensor, got {type(operand).__module__}."
+                f"{type(operand).__qualname__}: call gemm with a transposed view of the weight"
+            )
+    if weight.dim() != 2:
+        raise OperandError(f"expected weight of shape (n, k), got {tuple(weight.shape)}")
+    return as_matrix("x", x), weight.t(), as_matrix("out", out)
+
+
+def as_matrix(name: str, tensor: Any) -> Any:
+    """View a torch tensor (..., columns) as (rows, columns); raises OperandError where no view exists."""
+    if tensor.dim() == 2:
+        return tensor
+    try:
+        # Not view(-1, columns), which is ambiguous where columns is 0.
+        return tensor.view(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    except (IndexError, RuntimeError):
+        raise OperandError(
+            f"expected {name} whose leading modes can be viewed as one, got shape {tuple(tensor.shape)} with "
+            f"strides {tensor.stride()}: pass a contiguous tensor"
+        ) from None
+
+
 def exports(tensor: Any) -> bool:
     """Whether this release of torch exports tensors of this element type through DLPack."""
     name = _BY_TORCH.get(str(tensor.dtype), "")
@@ -217,7 +255,7 @@ def exports(tensor: Any) -> bool:
 
 def exported(operand: Any) -> bool:
     """Whether native code can take the operand from torch directly."""
-    return is_torch(operand) and exports(operand)
+    return type(operand) in native_classes() and exports(operand)
 
 
 @cache
@@ -235,10 +273,44 @@ def _torch_exports(name: str) -> bool:
 def native_classes() -> frozenset[type]:
     """Classes whose instances native code takes directly, with their framework's current stream.
 
-    Only for element types that the installed torch exports (:func:`exports`). Empty without torch.
+    Only for element types that the installed torch exports (:func:`exports`). Empty without torch, or with
+    one that has no interface for native code.
     """
     torch = sys.modules.get("torch")
-    return frozenset() if torch is None else frozenset({torch.Tensor, torch.nn.Parameter})
+    if torch is None or _exchange_api(torch.Tensor) is None:
+        return frozenset()
+    return frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def tensor_class(cls: type) -> tuple[int, Callable[[], bool]] | None:
+    """What native code needs in order to take a class of tensors; None if it must not take its instances.
+
+    Returns:
+        The address of the class's ``DLPackExchangeAPI``, and a function that tells whether its framework
+        records gradients.
+    """
+    if cls not in native_classes():
+        return None
+    torch = sys.modules["torch"]
+    address = _exchange_api(torch.Tensor)
+    return None if address is None else (address, torch.is_grad_enabled)
+
+
+@cache
+def _exchange_api(cls: Any) -> int | None:
+    """The address of the table of functions through which native code takes instances of a class of tensors.
+
+    See https://dmlc.github.io/dlpack/latest/c_api.html, DLPackExchangeAPI.
+    """
+    if not hasattr(cls, "__dlpack_c_exchange_api__"):
+        # An older torch (before 2.10): tvm_ffi adds the attribute if it can.
+        import tvm_ffi  # noqa: F401
+    capsule = getattr(cls, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    found: int | None = pointer(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, b"dlpack_exchange_api")
+    return found
 
 
 def common_device(descriptions: Sequence[OperandDescription]) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
 from cutlass_aot.runtime.launching.library import Library
+from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
@@ -109,7 +110,7 @@ class Serving:
         if found is None:
             measured = self.known.measured
             made = native_choice.make(
-                launcher,
+                native.function(launcher, "cutlass_aot_select"),
                 candidates,
                 constants,
                 machine,

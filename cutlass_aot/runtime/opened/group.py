@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import CorruptFile, Incompatible
 from cutlass_aot.runtime.files.verified_read import read_file
+from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.selection.cost_model import Candidates
@@ -132,14 +133,14 @@ class Group:
         return self._ready(facts, device).function(facts.symbol)
 
     def function(self, position: int, device: int) -> Any:
-        """The ``tvm_ffi.Function`` that launches a kernel on operands with or without a batch."""
+        """The native function that launches a kernel on operands with or without a batch."""
         facts = self.index.launch_facts(position)
         library = self._ready(facts, device)
         if self.launcher is None:
             raise self._foreign_host()
         address = library.address(facts.symbol)
         numbers = launcher_numbers(self.entry.operands)
-        return self.launcher.function("cutlass_aot_launcher")(address, *numbers)
+        return native.function(self.launcher, "cutlass_aot_launcher")(address, *numbers)
 
     def require(self, device: int | None) -> None:
         """Refuse a device that cannot run the kernels; for None, a machine that cannot load them."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from cutlass_aot.errors import CutlassAotError, LaunchError, OperandError
-from cutlass_aot.runtime.launching import fast_path
+from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.call import call, translated, without_gradients, workspace_for
-from cutlass_aot.runtime.launching.tensors import describe_operand, exported
+from cutlass_aot.runtime.launching.native import NativeAttribute
+from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.bundles.group_index import KernelEntry
@@ -29,30 +29,6 @@ class Launch(Protocol):
         """See :attr:`KernelHandle.launch`."""
 
 
-class _LaunchAttribute:
-    """Makes the fast path of a kernel's launch at its first use, and replaces itself by it on the instance.
-
-    This is ``functools.cached_property`` without the lock which that holds before Python 3.12, one for all
-    kernels: a child forked while it is held would wait for it for ever.
-    """
-
-    def __init__(self, make: Callable[[KernelHandle], Launch]) -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> _LaunchAttribute: ...
-
-    @overload
-    def __get__(self, instance: KernelHandle, owner: type) -> Launch: ...
-
-    def __get__(self, instance: KernelHandle | None, owner: type) -> _LaunchAttribute | Launch:
-        if instance is None:
-            return self
-        made: Launch = instance.__dict__.setdefault("launch", self._make(instance))
-        return made
-
-
 class KernelHandle:
     """A kernel of an open bundle. Made by the bundle; may be kept, and used from several threads."""
 
@@ -60,7 +36,7 @@ class KernelHandle:
         self._group = group
         self._position = position
         self._function: Any = None
-        self._opened = False
+        self._assigned = False
 
     @property
     def entry(self) -> KernelEntry:
@@ -133,7 +109,7 @@ class KernelHandle:
         """
         return supports(self.group.operands, [describe_operand(operand) for operand in operands])
 
-    @_LaunchAttribute
+    @NativeAttribute
     def launch(self) -> Launch:
         """Launch it: ``launch(*operands, stream=None, workspace=None)``.
 
@@ -162,14 +138,14 @@ class KernelHandle:
         if launcher is None or self.workspace_bytes or self.group.requests is not None:
             return self._launch
         try:
-            made: Launch = fast_path.make(launcher, self._launch, self._raise)
+            made: Launch = native.with_fallback(launcher, self._launch, self._raise)
         except CutlassAotError:
-            # The slow path raises this too, but reports wrong operands first.
+            # The fallback raises this too, but reports wrong operands first.
             return self._launch
         return made
 
     def _launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
-        """Serve a first launch, or one that the fast path does not take."""
+        """Serve a first launch, or one that native code does not take."""
         if self.group.requests is not None:
             raise LaunchError(
                 f"kernel {self.name} answers a request of a program, which alone knows its arguments: have "
@@ -194,16 +170,10 @@ class KernelHandle:
             call(self.native_function(device), arguments, device, stream)
         except Exception as error:
             raise self.failure(error, operands) from error
-        if not self._opened and all(map(exported, operands)):
-            self._open()
-
-    def _open(self) -> None:
-        """Open the fast path for torch tensors, if torch exports their element types."""
         launcher = self._group.launcher
-        if launcher is not None and not self.workspace_bytes:
-            torch = sys.modules["torch"]
-            fast_path.open_way(launcher, self.launch, self._function, torch.Tensor, torch.is_grad_enabled)
-        self._opened = True
+        if not self._assigned and launcher is not None and not self.workspace_bytes:
+            native.assign(launcher, self.launch, self._function)
+            self._assigned = True
 
     def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
         if not isinstance(error, Exception):
@@ -212,7 +182,7 @@ class KernelHandle:
         raise self.failure(error, operands) from error
 
     def native_function(self, device: int) -> Any:
-        """The ``tvm_ffi.Function`` that launches it on a CUDA device: takes the operands, then any workspace.
+        """The native function that launches it on a CUDA device: takes the operands, then any workspace.
 
         Raises:
             Incompatible: if the kernel cannot run there.

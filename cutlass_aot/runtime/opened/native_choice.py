@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from struct import pack
 from typing import Any
 
-from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -18,7 +17,7 @@ _GEMM = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
 
 
 def make(
-    launcher: Library,
+    select: Callable[..., Any],
     candidates: Candidates,
     constants: Sequence[Costs] | Derivation,
     machine: Machine,
@@ -26,14 +25,13 @@ def make(
     operands: Sequence[OperandConstraint],
     ordinal: int,
 ) -> Any:
-    """The ``tvm_ffi.Function`` that chooses among candidates on a GPU.
+    """The native function that chooses among candidates on a GPU.
 
     It takes batch, m, n and k; or three tensors. It returns the number of the candidate with the least
     estimated time, and for tensors -1 if it cannot tell whether the kernels support them, or if the problem
-    was ``measured``. ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
+    was ``measured``. ``select`` is the launcher's function of that name, ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
     """
-    function = launcher.function("cutlass_aot_select")
-    return function(
+    return select(
         candidates.table.rows,
         _doubles(chain.from_iterable(sorted(candidates.clusters(machine.sm_count).items()))),
         _doubles(

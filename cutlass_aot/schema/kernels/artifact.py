@@ -14,9 +14,10 @@ CODE_PREFIX = "cutlass_aot_code_"
 LAUNCHER_SYMBOLS = (
     f"{EXPORT_PREFIX}cutlass_aot_dispatch_cache",
     f"{EXPORT_PREFIX}cutlass_aot_launcher",
+    f"{EXPORT_PREFIX}cutlass_aot_linear",
     f"{EXPORT_PREFIX}cutlass_aot_select",
-    "cutlass_aot_fast_path",
-    "cutlass_aot_open_fast_path",
+    "cutlass_aot_python_assign",
+    "cutlass_aot_python_function",
 )
 """Exports of a bundle's launcher, whose sources are in ``builder/native``."""
 

@@ -27,14 +27,14 @@ from cutlass_aot.errors import (
 )
 from cutlass_aot.runtime import dispatch
 from cutlass_aot.runtime.bundle import Bundle
-from cutlass_aot.runtime.dispatch import Dispatcher
-from cutlass_aot.runtime.launching import tensors
+from cutlass_aot.runtime.dispatch import GEMM, Dispatcher
+from cutlass_aot.runtime.launching import native, tensors
 from cutlass_aot.runtime.opened.finder import Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.query import Computation
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm
-from tests.support.native import arrays, f32_gemm, on_gpu, write_host_bundle
+from tests.support.native import arrays, f32_gemm, native_function, on_gpu, write_host_bundle
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -225,7 +225,7 @@ def test_wrong_operands_are_refused_alike_where_native_code_chooses(
 def test_element_types_that_torch_does_not_export_are_not_chosen_for(
     bundle: Bundle, chosen: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "exports", lambda tensor: False)
+    monkeypatch.setattr(dispatch, "exported", lambda tensor: False)
     for m in (8, 16):
         a, b, out, product = problem(m, 12, 16)
         bundle.gemm(a, b, out)
@@ -254,17 +254,17 @@ def test_groups_that_could_serve_too_are_not_left_out(
     loose = replace(tight, operands=tuple(replace(of, divisibility=2) for of in tight.operands))
     f64 = f32_gemm("ttt", accumulator="f64")
     # Operands of a depth of 14 are served by the one group alone.
-    for kernels, k, native in (
+    for kernels, k, natively in (
         ([tight, f64], 16, True),
         ([tight, loose], 16, False),
         ([tight, loose], 14, False),
     ):
-        path = write_host_bundle(tmp_path / f"{len(kernels)}-{k}-{native}", kernels, launcher_library)
+        path = write_host_bundle(tmp_path / f"{len(kernels)}-{k}-{natively}", kernels, launcher_library)
         finder = Finder(cutlass_aot.open(path).directory)
         a, b, out, _ = problem(8, 12, k)
         for computation in (Computation("gemm"), Computation("gemm", accumulator="f32")):
             call = finder.prepare(computation, (a, b, out))
-            assert (finder.native_choice(call) is not None) == native
+            assert (finder.native_choice(call) is not None) == natively
 
 
 def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, fast_path: Callable[[], None]) -> None:
@@ -302,7 +302,9 @@ def test_accumulators_have_memories_of_their_own(bundle: Bundle, monkeypatch: py
     assert chosen == ["f32", "f32", "f64"]
 
 
-def test_subclasses_of_tensors_go_the_slow_path(bundle: Bundle, fast_path: Callable[[], None]) -> None:
+def test_subclasses_of_tensors_go_the_slow_path(
+    bundle: Bundle, fast_path: Callable[[], None], stream: None
+) -> None:
     class Tagged(torch.Tensor):
         pass
 
@@ -321,16 +323,24 @@ def test_subclasses_of_tensors_go_the_slow_path(bundle: Bundle, fast_path: Calla
     bundle.gemm(a, b, out)
 
 
-def test_element_types_that_torch_does_not_export_go_the_slow_path(
-    tmp_path: Path, claims: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tensors, "_torch_exports", lambda name: False)
-    # This torch knows of no GPU.
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch has a current stream, though this one knows of no GPU."""
     current = types.SimpleNamespace(cuda_stream=0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+
+
+def test_element_types_that_torch_does_not_export_go_the_slow_path(
+    tmp_path: Path, launcher_library: bytes, claims: None, stream: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "_torch_exports", lambda name: False)
     seen: list[list[str]] = []
-    (kernel,) = cutlass_aot.open(write_bundle(tmp_path / "b", [gemm(dtypes=("f8e4m3",) * 3)])).kernels()
-    kernel._function = tvm_ffi.convert(lambda *a: seen.append([str(item.dtype) for item in a]))
+    path = write_bundle(tmp_path / "b", [gemm(dtypes=("f8e4m3",) * 3)], launcher=launcher_library)
+    (kernel,) = cutlass_aot.open(path).kernels()
+    assert kernel._group.launcher is not None
+    kernel._function = native_function(
+        kernel._group.launcher, lambda *a: seen.append([str(item.dtype) for item in a])
+    )
     # In memory that is aligned as the kernel asks.
     memory = torch.zeros(3, 1024, dtype=torch.uint8).view(torch.float8_e4m3fn)
     a, b, out = memory[0].view(32, 32), memory[1].view(32, 32).T, memory[2].view(32, 32)
@@ -581,9 +591,11 @@ def test_a_refusal_of_compiled_code_has_the_names_of_operands(bundle: Bundle) ->
     kernel = bundle.find(a, b, out)[0]
     bundle.gemm(a, b, out)
     kernel = KernelHandle(kernel._group, kernel._position)
-    kernel._function = tvm_ffi.convert(failing)
-    kernel._open()
-    bundle._dispatcher.plain[None](a, b, out, kernel._function)
+    launcher = kernel._group.launcher
+    assert launcher is not None
+    kernel._function = native_function(launcher, failing)
+    native.assign(launcher, kernel.launch, kernel._function)
+    bundle._dispatcher._caches[GEMM](a, b, out, kernel._function)
     for launch in (kernel.launch, bundle.gemm):
         with pytest.raises(LaunchError) as caught:
             launch(a, b, out)
@@ -617,13 +629,16 @@ def test_remembered_choices_are_bounded_and_made_again(
     for m in (1, 2, 3, 1, 2, 3):
         run(m)
     assert chosen == [1, 2, 3]
-    assert None in bundle._dispatcher.plain
-    # The fourth is one too many: all are forgotten, and learnt again.
+    assert set(bundle._dispatcher._caches) == {GEMM}
+    # The fourth is one too many: all are forgotten as soon as there is another one to remember.
     run(4)
     assert bundle._dispatcher._caches == {}
-    for m in (1, 2, 3, 3, 2, 1):
+    for m in (1, 2, 3, 4):
         run(m)
-    assert chosen == [1, 2, 3, 4, 1, 2, 3]
+    assert chosen == [1, 2, 3, 4]
+    for m in (5, 1, 5, 1):
+        run(m)
+    assert chosen == [1, 2, 3, 4, 5, 1]
 
 
 def test_threads_launch_learn_and_forget_at_once(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

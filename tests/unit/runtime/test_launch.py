@@ -35,6 +35,7 @@ from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.files.verified_read import why_unreadable
 from cutlass_aot.runtime.launching import call as launch
 from cutlass_aot.runtime.launching import library, tensors
+from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.opened.finder import Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import FileReference
@@ -43,7 +44,15 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm
-from tests.support.native import arrays, compile_library, copying, f32_gemm, on_gpu, write_host_bundle
+from tests.support.native import (
+    arrays,
+    compile_library,
+    copying,
+    f32_gemm,
+    native_function,
+    on_gpu,
+    write_host_bundle,
+)
 from tests.support.paths import REPOSITORY
 
 np = pytest.importorskip("numpy")
@@ -459,22 +468,28 @@ def test_our_own_errors_stay() -> None:
 
 @ERRORS
 def test_a_launch_raises_errors_of_compiled_code_with_names(
-    tmp_path: Path, gpu: dict[str, Any], raised: Exception, error: type[Exception], message: str
+    tmp_path: Path,
+    launcher_library: bytes,
+    gpu: dict[str, Any],
+    raised: Exception,
+    error: type[Exception],
+    message: str,
 ) -> None:
     def function(*arguments: Any) -> None:
         raise raised
 
-    kernel = kernel_with(tmp_path, f32_gemm(), function)
+    kernel = kernel_with(tmp_path, launcher_library, f32_gemm(), function)
     for _ in range(2):
         with pytest.raises(error, match=message.replace("the-kernel", re.escape(kernel.name))) as caught:
             kernel.launch(*on_gpu(*arrays(8, 12, 16)[:3]))
         assert str(caught.value.__cause__) == str(raised)
 
 
-def kernel_with(folder: Path, kernel: Kernel, function: Callable[..., Any]) -> KernelHandle:
+def kernel_with(folder: Path, launcher: bytes, kernel: Kernel, function: Callable[..., Any]) -> KernelHandle:
     """A handle whose native function is a Python function."""
-    (handle,) = cutlass_aot.open(write_bundle(folder / "bundle", [kernel])).kernels()
-    handle._function = tvm_ffi.convert(function)
+    (handle,) = cutlass_aot.open(write_bundle(folder / "bundle", [kernel], launcher=launcher)).kernels()
+    assert handle._group.launcher is not None
+    handle._function = native_function(handle._group.launcher, function)
     return handle
 
 
@@ -561,7 +576,7 @@ def test_a_stream_of_another_device() -> None:
 
 
 def test_cupy_arrays_go_to_their_current_stream(
-    tmp_path: Path, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, launcher_library: bytes, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
     fake = types.ModuleType("cupy")
@@ -570,7 +585,10 @@ def test_cupy_arrays_go_to_their_current_stream(
     monkeypatch.setitem(sys.modules, "cupy", fake)
     values = on_gpu(*arrays(8, 12, 16)[:3])
     kernel = kernel_with(
-        tmp_path, f32_gemm(), lambda *a: seen.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)))
+        tmp_path,
+        launcher_library,
+        f32_gemm(),
+        lambda *a: seen.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0))),
     )
     kernel.launch(*values)
     assert seen == [7]
@@ -582,10 +600,14 @@ def workspace_kernel() -> Kernel:
     return gemm(operands=kernel.operands, workspace_bytes=64)
 
 
-def test_a_workspace_is_asked_for_checked_and_passed_last(tmp_path: Path, gpu: dict[str, Any]) -> None:
+def test_a_workspace_is_asked_for_checked_and_passed_last(
+    tmp_path: Path, launcher_library: bytes, gpu: dict[str, Any]
+) -> None:
     counts: list[tuple[int, ...]] = []
     values = on_gpu(*arrays(8, 12, 16)[:3])
-    kernel = kernel_with(tmp_path, workspace_kernel(), lambda *a: counts.append(tuple(a[-1].shape)))
+    kernel = kernel_with(
+        tmp_path, launcher_library, workspace_kernel(), lambda *a: counts.append(tuple(a[-1].shape))
+    )
     assert kernel.workspace_bytes == 64
     with pytest.raises(OperandError, match="needs a workspace of 64 bytes: pass it"):
         kernel.launch(*values)
@@ -603,9 +625,11 @@ def test_a_workspace_is_asked_for_checked_and_passed_last(tmp_path: Path, gpu: d
     assert counts == [(100,), (100,)]
 
 
-def test_a_workspace_goes_to_the_stream_too(tmp_path: Path, gpu: dict[str, Any]) -> None:
+def test_a_workspace_goes_to_the_stream_too(
+    tmp_path: Path, launcher_library: bytes, gpu: dict[str, Any]
+) -> None:
     values = on_gpu(*arrays(8, 12, 16)[:3])
-    kernel = kernel_with(tmp_path, workspace_kernel(), lambda *a: None)
+    kernel = kernel_with(tmp_path, launcher_library, workspace_kernel(), lambda *a: None)
     raw = np.zeros(512, np.uint8)
     workspace = ClaimsCuda(raw[-raw.ctypes.data % 128 :], "u8")
     kernel.launch(*values, workspace=workspace, stream=77)
@@ -655,19 +679,20 @@ def test_what_a_function_returns_is_returned(torch: Any) -> None:
     values = [torch.zeros(8, 16)]
     for given in (values, on_gpu(np.zeros((4, 4), np.float32))):
         for stream in (None, 77):
-            assert launch.call(lambda *a: len(a), given, 0, stream) == 1
+            assert launch.call(lambda *a, stream=None: len(a), given, 0, stream) == 1
 
 
-def test_torch_operands_do_not_bring_their_stream_against_an_explicit_one(torch: Any) -> None:
+def test_torch_operands_do_not_bring_their_stream_against_an_explicit_one(
+    torch: Any, launcher: Library
+) -> None:
     seen: list[Any] = []
 
-    def function(*arguments: Any) -> None:
-        seen.append([type(argument) for argument in arguments])
-        seen.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)))
-
+    function = native_function(
+        launcher, lambda *a: seen.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)))
+    )
     values = [torch.zeros(8, 16), torch.zeros(16, 12), torch.zeros(8, 12)]
     launch.call(function, values, 0, 77)
-    assert seen == [[tvm_ffi.Tensor] * 3, 77]
+    assert seen == [77]
     assert tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 0)) == 0
 
 

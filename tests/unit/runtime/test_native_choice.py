@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from struct import pack
 from typing import Any
 
@@ -32,16 +33,6 @@ H200 = Machine(132, 1980, 4917)
 def native(launcher_library: bytes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Native]:
     yield Native(launcher_library, tmp_path_factory.mktemp("kernels"))
     gc.collect()
-
-
-class Launcher:
-    """The launcher as the runtime has it."""
-
-    def __init__(self, native: Native) -> None:
-        self._native = native
-
-    def function(self, name: str) -> Any:
-        return lambda *given: self._native.make(name.removeprefix("cutlass_aot_"), *given)
 
 
 def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
@@ -80,8 +71,9 @@ def selection(
     operands: Any = GEMM,
     ordinal: int = 0,
 ) -> Any:
-    launcher: Any = Launcher(native)
-    return native_choice.make(launcher, candidates, constants, H200, measured, operands, ordinal)
+    return native_choice.make(
+        partial(native.make, "select"), candidates, constants, H200, measured, operands, ordinal
+    )
 
 
 def times(candidates: Candidates, costs: Sequence[Costs], extents: Extents) -> list[float]:
@@ -237,14 +229,8 @@ def test_what_native_code_chooses_for_is_supported(
 )  # fmt: skip
 def test_what_is_not_a_group_is_refused(native: Native, position: int, value: Any, message: str) -> None:
     made: list[Any] = []
-
-    class Keeping(Launcher):
-        def function(self, name: str) -> Any:
-            return lambda *given: made.extend(given)
-
     candidates, costs = some_candidates(2)
-    launcher: Any = Keeping(native)
-    native_choice.make(launcher, candidates, costs, H200, (), GEMM, 0)
+    native_choice.make(lambda *given: made.extend(given), candidates, costs, H200, (), GEMM, 0)
     assert native.make("select", *made)(1, 2, 3, 4) >= 0
     made[position] = value
     with pytest.raises(Refused, match=message):

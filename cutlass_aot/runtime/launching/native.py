@@ -1,0 +1,108 @@
+"""Native functions of a bundle's launcher as Python objects (``builder/native/python.c``).
+
+They are called without a frame of Python, and without tvm_ffi's Python package, between the caller and native
+code. A Python that they do not support gets functions of that package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from cutlass_aot.runtime.launching.library import Library
+from cutlass_aot.runtime.launching.tensors import tensor_class, to_ffi
+
+_T = TypeVar("_T")
+
+
+def function(launcher: Library, symbol: str) -> Any:
+    """A function that the launcher exports. It takes tensors, numbers, bytes and functions.
+
+    Of tensors it takes torch's and ``tvm_ffi.Tensor``, and runs on torch's current stream if there is one of
+    torch's.
+    """
+    if not _supported():
+        return launcher.function(symbol)
+    return _make(launcher, launcher.address(symbol), None, None)
+
+
+def with_fallback(
+    launcher: Library,
+    fallback: Callable[..., None],
+    failed: Callable[[BaseException, tuple[Any, ...]], None],
+) -> Any:
+    """An object that is called like ``fallback``; see :func:`assign`.
+
+    ``failed`` is called with an error of native code and the arguments, and raises what the caller is to see.
+    If native code does not support this Python, ``fallback`` itself is returned.
+    """
+    return _make(launcher, None, fallback, failed) if _supported() else fallback
+
+
+def assign(launcher: Library, made: Any, function: Any) -> None:
+    """Have a result of :func:`with_fallback` call a native function wherever that can take the arguments.
+
+    It can where all are torch tensors or floats, none by name, and autograd need not follow any. Where the
+    function returns False, the fallback is called.
+    """
+    if _supported():
+        _exported(launcher, "cutlass_aot_python_assign", ctypes.c_int, ctypes.py_object, ctypes.py_object)(
+            made, function
+        )
+
+
+def call_on(function: Any, tensors: Sequence[Any], device: int, stream: int | None) -> Any:
+    """Call a native function on a stream of a CUDA device; for None, on the one in tvm_ffi's environment.
+
+    ``tensors`` are torch's or tvm_ffi's.
+    """
+    if stream is None:
+        return function(*tensors)
+    if _supported():
+        return function(*tensors, stream=stream)
+    import tvm_ffi
+
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", device), stream):
+        # Torch's too: passed directly, they would set torch's current stream instead.
+        return function(*map(to_ffi, tensors))
+
+
+class NativeAttribute(Generic[_T]):
+    """Makes a native function at the first use of an attribute, and replaces itself by it on the instance.
+
+    This is ``functools.cached_property`` without the lock which that holds before Python 3.12, one for all
+    instances: a child forked while it is held would wait for it for ever.
+    """
+
+    def __init__(self, make: Callable[[Any], _T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> NativeAttribute[_T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> _T: ...
+
+    def __get__(self, instance: Any, owner: type) -> NativeAttribute[_T] | _T:
+        if instance is None:
+            return self
+        made: _T = instance.__dict__.setdefault(self._make.__name__, self._make(instance))
+        return made
+
+
+def _supported() -> bool:
+    """Whether objects have the layout of the stable ABI: CPython with its global lock."""
+    return sys.implementation.name == "cpython" and "t" not in sys.abiflags
+
+
+def _make(launcher: Library, address: int | None, fallback: Any, failed: Any) -> Any:
+    objects = (ctypes.py_object,) * 3
+    make = _exported(launcher, "cutlass_aot_python_function", ctypes.py_object, ctypes.c_void_p, *objects)
+    return make(address, tensor_class, fallback, failed)
+
+
+def _exported(launcher: Library, name: str, result: Any, *parameters: Any) -> Any:
+    return ctypes.PYFUNCTYPE(result, *parameters)(launcher.raw_address(name))
