@@ -37,7 +37,7 @@ def product(
     """Compute ``a @ b``, row-major, in newly allocated memory. ``rank`` is that of a and b."""
     shape = checks.output_shape(rank, a, b)
     out = a.new_empty(shape, dtype=checks.output_dtype(a.dtype, out_dtype))
-    _gemm(a, b, out, bundle, accumulator)
+    gemm_unchecked(a, b, out, bundle, accumulator)
     return out
 
 
@@ -46,10 +46,11 @@ def product_into(
 ) -> None:
     """Compute ``out = a @ b``; see :func:`product`."""
     checks.check_out(out, checks.output_shape(rank, a, b))
-    _gemm(a, b, out, bundle, accumulator)
+    gemm_unchecked(a, b, out, bundle, accumulator)
 
 
-def _gemm(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
+def gemm_unchecked(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
+    """Compute ``out = a @ b`` for operands whose shapes are known to fit."""
     if not out.numel():
         return
     if not a.shape[-1]:
@@ -101,7 +102,7 @@ def linear(
     dtype = checks.output_dtype(x.dtype, out_dtype)
     checks.check_bias(bias, shape[-1], dtype)
     out = x.new_empty(shape, dtype=dtype)
-    _linear(x, weight, bias, out, bundle, accumulator)
+    linear_unchecked(x, weight, bias, out, bundle, accumulator)
     return out
 
 
@@ -117,12 +118,13 @@ def linear_into(
     shape = checks.linear_shape(x, weight)
     checks.check_out(out, shape)
     checks.check_bias(bias, shape[-1], out.dtype)
-    _linear(x, weight, bias, out, bundle, accumulator)
+    linear_unchecked(x, weight, bias, out, bundle, accumulator)
 
 
-def _linear(
+def linear_unchecked(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, bundle: Bundle, accumulator: str | None
 ) -> None:
+    """Compute ``out = x @ weight.T + bias`` for operands whose shapes and types are known to fit."""
     if not out.numel():
         return
     if not x.shape[-1]:

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from cutlass_aot.errors import OperandError
-from cutlass_aot.torch import checks, compute
+from cutlass_aot.torch import checks, compute, inductor
 from cutlass_aot.torch.eager import is_plain
 from cutlass_aot.torch.registry import bundle_of
 
@@ -195,6 +195,7 @@ def _register_product(name: str, rank: int) -> tuple[Any, Any]:
         out_dtype: torch.dtype | None = None,
         accumulator: str | None = None,
     ) -> Tensor:
+        inductor.register()
         shape = checks.output_shape(rank, a, b)
         checks.check_devices(a=a, b=b)
         return a.new_empty(shape, dtype=checks.output_dtype(a.dtype, out_dtype))
@@ -269,6 +270,7 @@ def _linear_fake(
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
 ) -> Tensor:
+    inductor.register()
     shape = checks.linear_shape(x, weight)
     dtype = checks.output_dtype(x.dtype, out_dtype)
     checks.check_bias(bias, shape[-1], dtype)

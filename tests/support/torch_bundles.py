@@ -10,7 +10,7 @@ import pytest
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.launching.call import without_gradients
-from cutlass_aot.runtime.launching.tensors import describe_operand
+from cutlass_aot.runtime.launching.tensors import describe_operand, linear_as_gemm
 from cutlass_aot.runtime.opened.finder import Choice
 from cutlass_aot.runtime.selection import match
 from cutlass_aot.runtime.selection.query import Query
@@ -85,6 +85,9 @@ class CpuBundle:
         self.launched.append((a, b, out))
         wide = {"f64": torch.float64, "i32": torch.int32}.get(found.accumulator, torch.float32)
         out.copy_(torch.matmul(a.to(wide), b.to(wide)))
+
+    def linear(self, x, weight, out, *, accumulator=None):
+        self.gemm(*linear_as_gemm(x, weight, out), accumulator=accumulator)
 
 
 def kernels(dtypes, layouts=("tnt", "ttt"), accumulator="f32", divisibility=2):

@@ -89,7 +89,7 @@ def host_times(
 
 
 def part_launch(arguments: argparse.Namespace) -> Result:
-    """Host time of ``kernel.launch`` and ``bundle.gemm`` against the bare function and torch."""
+    """Host time of ``kernel.launch`` and of a bundle's ``gemm`` and ``linear`` beside the bare function and torch."""
     import torch
 
     import cutlass_aot
@@ -97,10 +97,12 @@ def part_launch(arguments: argparse.Namespace) -> Result:
     bundle = cutlass_aot.open(bundle_of(arguments))
     flat = linear(torch, 64, 64, 64, torch.float16)
     a, b, out = flat
+    weight = b.T
     batched = (a[None], b[None], out[None])
     kernel = bundle.choose(*batched).kernel
     bare, launch_2d, launch_3d = "bare function", "kernel.launch, 2-D", "kernel.launch, 3-D"
     gemm_2d, gemm_3d = "bundle.gemm, 2-D", "bundle.gemm, 3-D"
+    linear_2d, transposing = "bundle.linear", "bundle.gemm with w.T"
     mm, bmm = "torch.mm(out=)", "torch.bmm(out=)"
     calls = {
         bare: partial(kernel.compiled_function(0), *batched),
@@ -108,6 +110,8 @@ def part_launch(arguments: argparse.Namespace) -> Result:
         launch_3d: partial(kernel.launch, *batched),
         gemm_2d: partial(bundle.gemm, *flat),
         gemm_3d: partial(bundle.gemm, *batched),
+        linear_2d: partial(bundle.linear, a, weight, out),
+        transposing: lambda: bundle.gemm(a, weight.T, out),
         mm: partial(torch.mm, a, b, out=out),
         bmm: partial(torch.bmm, batched[0], batched[1], out=batched[2]),
     }
@@ -129,10 +133,11 @@ def part_launch(arguments: argparse.Namespace) -> Result:
     with torch.inference_mode():
         times = host_times(calls, arguments.batches, arguments.calls, torch.cuda.synchronize)
     rows = [row(times, name, bare, 1.05) for name in (launch_3d, launch_2d)]
-    rows += [row(times, name, bare, 1.5) for name in (gemm_3d, gemm_2d)]
+    rows += [row(times, name, bare, 1.1) for name in (gemm_3d, gemm_2d, linear_2d)]
+    rows.append(row(times, linear_2d, transposing, 1.0))
     rows += [row(times, gemm_2d, mm, 1.0), row(times, gemm_3d, bmm, 1.0)]
     recording = host_times(calls, arguments.batches, arguments.calls, torch.cuda.synchronize)
-    for name, other in ((launch_3d, bare), (gemm_2d, bare), (gemm_2d, mm)):
+    for name, other in ((launch_3d, bare), (gemm_2d, bare), (linear_2d, bare), (gemm_2d, mm)):
         rows.append(row(recording, name, other, 0, "gradients enabled"))
     numbers = {"inference": typical(times), "gradients": typical(recording), "kernel": kernel.name}
     return Result(rows, numbers)

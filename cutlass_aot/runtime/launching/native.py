@@ -56,11 +56,15 @@ def assign(launcher: Library, made: Any, function: Any) -> None:
 def call_on(function: Any, tensors: Sequence[Any], device: int, stream: int | None) -> Any:
     """Call a native function on a stream of a CUDA device; for None, on the one in tvm_ffi's environment.
 
-    ``tensors`` are torch's or tvm_ffi's.
+    Args:
+        function: one of :func:`function`'s results, or a ``tvm_ffi.Function``.
+        tensors: torch's or tvm_ffi's.
+        device: the CUDA ordinal.
+        stream: a ``cudaStream_t`` as a number.
     """
     if stream is None:
         return function(*tensors)
-    if _supported():
+    if type(function).__name__ == "NativeFunction":
         return function(*tensors, stream=stream)
     import tvm_ffi
 

@@ -8,8 +8,8 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
-from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.launching import native
+from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets

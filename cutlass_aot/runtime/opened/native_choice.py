@@ -29,7 +29,8 @@ def make(
 
     It takes batch, m, n and k; or three tensors. It returns the number of the candidate with the least
     estimated time, and for tensors -1 if it cannot tell whether the kernels support them, or if the problem
-    was ``measured``. ``select`` is the launcher's function of that name, ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
+    was ``measured``. ``select`` is the launcher's function of that name, ``operands`` are the kernels'
+    constraints, ``ordinal`` is the GPU's.
     """
     return select(
         candidates.table.rows,
