@@ -89,7 +89,7 @@ def host_times(
 
 
 def part_launch(arguments: argparse.Namespace) -> Result:
-    """Host time of ``kernel.launch`` and of a bundle's ``gemm`` and ``linear`` beside the bare function and torch."""
+    """Host time of ``kernel.launch``, ``gemm`` and ``linear`` beside the bare function and torch."""
     import torch
 
     import cutlass_aot
@@ -104,7 +104,7 @@ def part_launch(arguments: argparse.Namespace) -> Result:
     gemm_2d, gemm_3d = "bundle.gemm, 2-D", "bundle.gemm, 3-D"
     linear_2d, transposing = "bundle.linear", "bundle.gemm with w.T"
     mm, bmm = "torch.mm(out=)", "torch.bmm(out=)"
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         bare: partial(kernel.compiled_function(0), *batched),
         launch_2d: partial(kernel.launch, *flat),
         launch_3d: partial(kernel.launch, *batched),

@@ -59,11 +59,12 @@ def current_stream(operands: Sequence[Any], device: int) -> int | None:
 WORKSPACE_ALIGNMENT = 128
 """Alignment in bytes that compiled code may expect of a workspace."""
 
-_CUDA_ERROR = re.compile(
+# Compiled when an error occurs: a first launch is waited for.
+_CUDA_ERROR = (
     r"cudaError[A-Z]\w*|CUDA_ERROR_\w+|CUDA (launch )?error|CUDA driver version|no CUDA-capable device|"
     r"NVIDIA driver"
 )
-_ARGUMENT = re.compile(r"argument #(\d+)")
+_ARGUMENT = r"argument #(\d+)"
 
 
 def call(function: Any, arguments: Sequence[Any], device: int, stream: Any = None) -> Any:
@@ -150,7 +151,7 @@ def translated(error: Exception, kernel_name: str, names: Sequence[str]) -> Cutl
     if isinstance(error, CutlassAotError):
         return error
     text = str(error).strip() or type(error).__name__
-    if _CUDA_ERROR.search(text):
+    if re.search(_CUDA_ERROR, text):
         return DeviceError(
             f"kernel {kernel_name} could not be launched: {text}; "
             "cutlass-aot doctor shows the GPU and the driver"
@@ -162,5 +163,5 @@ def translated(error: Exception, kernel_name: str, names: Sequence[str]) -> Cutl
 
     return LaunchError(
         f"kernel {kernel_name} refused the call with operands {', '.join(names)}: "
-        f"{_ARGUMENT.sub(named, text)}"
+        f"{re.sub(_ARGUMENT, named, text)}"
     )
