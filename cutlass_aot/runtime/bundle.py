@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.runtime.dispatch import Dispatcher, in_order
 from cutlass_aot.runtime.files import trust
@@ -23,9 +23,44 @@ from cutlass_aot.schema.bundles.catalog import Catalog, Groups
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from cutlass_aot.runtime.files.signatures import PublicKey
     from cutlass_aot.runtime.opened.request_finder import CompiledFunction, RequestFinder
     from cutlass_aot.schema.requests.request import Request
+
+    class Gemm(Protocol):
+        """How :attr:`Bundle.gemm` is called."""
+
+        def __call__(
+            self,
+            a: Any,
+            b: Any,
+            out: Any,
+            *,
+            accumulator: str | None = None,
+            epilogue: str | None = None,
+            stream: Any = None,
+            workspace: Any = None,
+            **named: Any,
+        ) -> None:
+            """See :attr:`Bundle.gemm`."""
+
+    class Linear(Protocol):
+        """How :attr:`Bundle.linear` is called."""
+
+        def __call__(
+            self,
+            x: Any,
+            weight: Any,
+            out: Any,
+            *,
+            accumulator: str | None = None,
+            stream: Any = None,
+            workspace: Any = None,
+        ) -> None:
+            """See :attr:`Bundle.linear`."""
+
 
 _opened: list[weakref.ref[Bundle]] = []
 _lock = ProcessLock()
@@ -79,41 +114,6 @@ def note_opened(bundle: Bundle) -> Bundle:
 def opened_bundles() -> list[Bundle]:
     """Bundles that this process has opened and still holds, the latest first."""
     return [bundle for reference in list(_opened) if (bundle := reference()) is not None]
-
-
-class Gemm(Protocol):
-    """How :attr:`Bundle.gemm` is called."""
-
-    def __call__(
-        self,
-        a: Any,
-        b: Any,
-        out: Any,
-        /,
-        *,
-        accumulator: str | None = None,
-        epilogue: str | None = None,
-        stream: Any = None,
-        workspace: Any = None,
-        **named: Any,
-    ) -> None:
-        """See :attr:`Bundle.gemm`."""
-
-
-class Linear(Protocol):
-    """How :attr:`Bundle.linear` is called."""
-
-    def __call__(
-        self,
-        x: Any,
-        weight: Any,
-        out: Any,
-        *,
-        accumulator: str | None = None,
-        stream: Any = None,
-        workspace: Any = None,
-    ) -> None:
-        """See :attr:`Bundle.linear`."""
 
 
 class Bundle:

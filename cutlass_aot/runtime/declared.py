@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import (
     GeneratorError,
@@ -24,10 +24,13 @@ from cutlass_aot.runtime.bundle_search import BundleSearch
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, is_torch
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
-from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, Launch
+from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.design import DesignValue, is_value
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.opened.kernel_handle import Launch
 
 MAX_COMBINATIONS = 4096
 """Most combinations of parameter values."""

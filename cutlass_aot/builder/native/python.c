@@ -239,6 +239,13 @@ static int take_bytes(struct arguments *arguments, object *bytes, TVMFFIAny *giv
   return 0;
 }
 
+static int take_function(const struct native_function *argument, TVMFFIAny *given) {
+  if (!argument->function) return -1;
+  given->type_index = kTVMFFIFunction;
+  given->v_obj = argument->function;
+  return 0;
+}
+
 /* An object of TVM-FFI, which the argument keeps alive. */
 static int take_object(object *argument, TVMFFIAny *given) {
   object *handle = python.PyObject_CallMethod(argument, "__chandle__", NULL);
@@ -260,6 +267,7 @@ static int take(const struct native_function *self, struct arguments *arguments,
     return 0;
   }
   if (!self->fallback) {
+    if (argument->type == type) return take_function((const struct native_function *)argument, given);
     if (argument->type == python.PyLong_Type) {
       given->type_index = kTVMFFIInt;
       given->v_int64 = python.PyLong_AsLongLong(argument);

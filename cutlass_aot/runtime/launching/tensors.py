@@ -278,7 +278,15 @@ def native_classes() -> frozenset[type]:
     """
     torch = sys.modules.get("torch")
     if torch is None or _exchange_api(torch.Tensor) is None:
-        return frozenset()
+        return _NO_CLASSES
+    return _classes_of(torch)
+
+
+_NO_CLASSES: frozenset[type] = frozenset()
+
+
+@cache
+def _classes_of(torch: Any) -> frozenset[type]:
     return frozenset({torch.Tensor, torch.nn.Parameter})
 
 

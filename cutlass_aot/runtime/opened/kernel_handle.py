@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from cutlass_aot.errors import CutlassAotError, LaunchError, OperandError
 from cutlass_aot.runtime.launching import native
@@ -18,15 +18,16 @@ from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.operands import OperandDescription, Verdict, supports
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from cutlass_aot.schema.kernels.kernel import Kernel
     from cutlass_aot.schema.requests.request import CompiledRequest
 
+    class Launch(Protocol):
+        """How :attr:`KernelHandle.launch` is called."""
 
-class Launch(Protocol):
-    """How :attr:`KernelHandle.launch` is called."""
-
-    def __call__(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
-        """See :attr:`KernelHandle.launch`."""
+        def __call__(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
+            """See :attr:`KernelHandle.launch`."""
 
 
 class KernelHandle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.runtime.selection.query import Query
@@ -13,18 +13,21 @@ from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports
 from cutlass_aot.schema.tuning.ranking import Extents
 
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class KeptGroups(Protocol):
+        """Groups indexed by signature: those of one catalog, or of several."""
+
+        def with_signature(self, word: str, /) -> Sequence[GroupEntry]:
+            """Groups with this :func:`~cutlass_aot.schema.bundles.catalog.signature`, by name."""
+
+        def of_operation(self, operation: str, target: str, /) -> Sequence[GroupEntry]:
+            """Groups of one operation and target."""
+
+
 NEAREST = 9
 """Rank of a refusal for which the operands are not the reason."""
-
-
-class KeptGroups(Protocol):
-    """Groups indexed by signature: those of one catalog, or of several."""
-
-    def with_signature(self, word: str, /) -> Sequence[GroupEntry]:
-        """Groups with this :func:`~cutlass_aot.schema.bundles.catalog.signature`, by name."""
-
-    def of_operation(self, operation: str, target: str, /) -> Sequence[GroupEntry]:
-        """Groups of one operation and target."""
 
 
 def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple[int, ...] | Rejected:
