@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.builder.plan.known_bad import known_bad
 from cutlass_aot.errors import CompileError, CutlassAotError, KernelNotFound, OperandError, ToolchainError
@@ -41,7 +41,6 @@ from cutlass_aot.runtime.launching.tensors import common_device, describe_operan
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
-from cutlass_aot.runtime.opened.kernel_handle import Launch
 from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.selection.cost_model import sort_key
 from cutlass_aot.runtime.selection.match import arrangement, usual_accumulator
@@ -52,6 +51,9 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.tuning.ranking import Extents
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.opened.kernel_handle import Launch
 
 _NEEDED = {
     "cutlass.cute": "nvidia-cutlass-dsl",
