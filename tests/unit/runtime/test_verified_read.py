@@ -180,7 +180,7 @@ def test_a_foreign_catalog(bundle: Path) -> None:
 
 def test_a_newer_manifest(bundle: Path) -> None:
     rewrite(bundle, lambda body: body.update(schema=SCHEMA + 1))
-    with pytest.raises(SchemaTooNew, match="schema version 10, this cutlass-aot reads up to 9: upgrade"):
+    with pytest.raises(SchemaTooNew, match="schema version 11, this cutlass-aot reads up to 10: upgrade"):
         cutlass_aot.open(bundle)
 
 
