@@ -200,7 +200,8 @@ def test_an_index_of_an_older_release_is_found_with_what_to_do(bundle):
     rewrite(bundle, path, seal(GROUP_KIND, 1, {}))
     problems = [problem for problem in verify_bundle(bundle) if problem.path == path]
     assert [problem.found for problem in problems] == [
-        f"{path} has schema version 1, which this cutlass-aot no longer reads: build it again, with version 10"
+        f"{path} has schema version 1, which this cutlass-aot no longer reads: "
+        f"build it again, with version {SCHEMA}"
     ]
 
 

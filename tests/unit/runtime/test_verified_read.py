@@ -180,7 +180,7 @@ def test_a_foreign_catalog(bundle: Path) -> None:
 
 def test_a_newer_manifest(bundle: Path) -> None:
     rewrite(bundle, lambda body: body.update(schema=SCHEMA + 1))
-    with pytest.raises(SchemaTooNew, match=f"schema version {SCHEMA + 1}, this cutlass-aot reads up to {SCHEMA}: upgrade"):
+    with pytest.raises(SchemaTooNew, match=f"schema version {SCHEMA + 1}, .* reads up to {SCHEMA}: upgrade"):
         cutlass_aot.open(bundle)
 
 
