@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.runtime.dispatch import Dispatcher, in_order
 from cutlass_aot.runtime.files import trust
-from cutlass_aot.runtime.launching.call import without_gradients
 from cutlass_aot.runtime.launching.native import NativeAttribute
-from cutlass_aot.runtime.launching.tensors import linear_as_gemm
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_directory
 from cutlass_aot.runtime.opened.finder import Choice, Finder
@@ -23,44 +21,10 @@ from cutlass_aot.schema.bundles.catalog import Catalog, Groups
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
+    from cutlass_aot.runtime.dispatch import Gemm, Linear
     from cutlass_aot.runtime.files.signatures import PublicKey
     from cutlass_aot.runtime.opened.request_finder import CompiledFunction, RequestFinder
     from cutlass_aot.schema.requests.request import Request
-
-    class Gemm(Protocol):
-        """How :attr:`Bundle.gemm` is called."""
-
-        def __call__(
-            self,
-            a: Any,
-            b: Any,
-            out: Any,
-            *,
-            accumulator: str | None = None,
-            epilogue: str | None = None,
-            stream: Any = None,
-            workspace: Any = None,
-            **named: Any,
-        ) -> None:
-            """See :attr:`Bundle.gemm`."""
-
-    class Linear(Protocol):
-        """How :attr:`Bundle.linear` is called."""
-
-        def __call__(
-            self,
-            x: Any,
-            weight: Any,
-            out: Any,
-            *,
-            accumulator: str | None = None,
-            stream: Any = None,
-            workspace: Any = None,
-        ) -> None:
-            """See :attr:`Bundle.linear`."""
-
 
 _opened: list[weakref.ref[Bundle]] = []
 _lock = ProcessLock()
@@ -361,25 +325,7 @@ class Bundle:
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
         """
-        made: Gemm = self._dispatcher.native_gemm(self._gemm)
-        return made
-
-    def _gemm(
-        self,
-        /,
-        a: Any,
-        b: Any,
-        out: Any,
-        *,
-        accumulator: str | None = None,
-        epilogue: str | None = None,
-        stream: Any = None,
-        workspace: Any = None,
-        **named: Any,
-    ) -> None:
-        """Serve a call that native code does not take."""
-        computation = Computation.of("gemm", epilogue, accumulator, None, named)
-        self._dispatcher.run(computation, (a, b, out), named, stream, workspace)
+        return self._dispatcher.gemm
 
     @NativeAttribute
     def linear(self) -> Linear:
@@ -400,24 +346,7 @@ class Bundle:
             OperandError: also if an operand is not a torch tensor, or cannot be viewed as a matrix.
             CutlassAotError: whatever else :attr:`gemm` raises.
         """
-        made: Linear = self._dispatcher.native_linear(self._linear)
-        return made
-
-    def _linear(
-        self,
-        x: Any,
-        weight: Any,
-        out: Any,
-        *,
-        accumulator: str | None = None,
-        stream: Any = None,
-        workspace: Any = None,
-    ) -> None:
-        """Serve a call that native code does not take."""
-        x, weight, out = without_gradients(("x", "weight", "out"), (x, weight, out))
-        self._gemm(
-            *linear_as_gemm(x, weight, out), accumulator=accumulator, stream=stream, workspace=workspace
-        )
+        return self._dispatcher.linear
 
     def run(
         self,

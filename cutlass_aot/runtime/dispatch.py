@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import CutlassAotError, KernelNotFound
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.call import call, requires_gradient, without_gradients
 from cutlass_aot.runtime.launching.library import Library
+from cutlass_aot.runtime.launching.native import NativeAttribute
 from cutlass_aot.runtime.launching.tensors import (
     common_device,
     describe_operand,
@@ -24,6 +25,42 @@ from cutlass_aot.runtime.opened.finder import Finder, NativeChoice
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Gemm(Protocol):
+        """How :attr:`cutlass_aot.Bundle.gemm` is called."""
+
+        def __call__(
+            self,
+            a: Any,
+            b: Any,
+            out: Any,
+            *,
+            accumulator: str | None = None,
+            epilogue: str | None = None,
+            stream: Any = None,
+            workspace: Any = None,
+            **named: Any,
+        ) -> None:
+            """See :attr:`cutlass_aot.Bundle.gemm`."""
+
+    class Linear(Protocol):
+        """How :attr:`cutlass_aot.Bundle.linear` is called."""
+
+        def __call__(
+            self,
+            x: Any,
+            weight: Any,
+            out: Any,
+            *,
+            accumulator: str | None = None,
+            stream: Any = None,
+            workspace: Any = None,
+        ) -> None:
+            """See :attr:`cutlass_aot.Bundle.linear`."""
+
 
 MAX_REMEMBERED = 65536
 """Most choices in one dispatch cache; when there are more, all of them are dropped."""
@@ -47,49 +84,82 @@ class Dispatcher:
         self._launcher = launcher
         self._alignment = alignment
         self._caches: dict[Computation, Any] = {}
-        # The native functions gemm and linear, by name.
-        self._plain: dict[str, Any] = {}
         # Classes whose instances native code takes directly; empty before the first launch on one.
-        self._native: frozenset[type] = frozenset()
+        self._direct: frozenset[type] = frozenset()
         # By the computation, element types, devices and layouts.
         self._native_choices: dict[tuple[Any, ...], NativeChoice | None] = {}
         # The framework's function that tells whether gradients are recorded.
         self._gradients: Any = None
 
-    def native_gemm(self, fallback: Callable[..., None]) -> Any:
-        """An object that is called like ``fallback``: ``out = a @ b`` on (a, b, out).
+    @NativeAttribute
+    def gemm(self) -> Gemm:
+        """Launch a GEMM; see :attr:`cutlass_aot.Bundle.gemm`."""
+        made: Gemm = self._native_function(self._gemm, self._raise)
+        self._assign(self._caches.get(GEMM), gemm=made)
+        return made
 
-        It launches what the dispatch cache has, without running Python code; otherwise it calls
-        ``fallback``.
-        """
-        return self._native_function("gemm", fallback, self._raise)
+    @NativeAttribute
+    def linear(self) -> Linear:
+        """Launch a linear layer; see :attr:`cutlass_aot.Bundle.linear`."""
 
-    def native_linear(self, fallback: Callable[..., None]) -> Any:
-        """Like :meth:`native_gemm`: ``out = x @ weight.T`` on (x, weight, out)."""
-        return self._native_function(
-            "linear",
-            fallback,
-            lambda error, operands: self._raise(error, linear_as_gemm(*operands)),
-        )
+        def failed(error: BaseException, operands: Sequence[Any]) -> None:
+            self._raise(error, linear_as_gemm(*operands))
 
-    def _native_function(self, name: str, fallback: Callable[..., None], failed: Callable[..., None]) -> Any:
+        made: Linear = self._native_function(self._linear, failed)
+        self._assign(self._caches.get(GEMM), linear=made)
+        return made
+
+    def _native_function(self, fallback: Callable[..., None], failed: Callable[..., None]) -> Any:
+        """An object that launches what a dispatch cache has, and calls ``fallback`` otherwise."""
         if self._launcher is None:
             return fallback
         try:
-            made = native.with_fallback(self._launcher, fallback, failed)
+            return native.with_fallback(self._launcher, fallback, failed)
         except CutlassAotError:
             # The fallback raises this too, but reports wrong operands first.
             return fallback
-        self._plain[name] = made
-        cache = self._caches.get(GEMM)
-        if cache is not None:
-            self._assign(self._launcher, name, cache)
-        return made
 
-    def _assign(self, launcher: Library, name: str, cache: Any) -> None:
-        """Have one of the native functions launch from a dispatch cache."""
-        function = cache if name == "gemm" else native.function(launcher, "cutlass_aot_linear")(cache)
-        native.assign(launcher, self._plain[name], function)
+    def _assign(self, cache: Any, *, gemm: Gemm | None = None, linear: Linear | None = None) -> None:
+        """Have objects launch from the dispatch cache of plain GEMMs, if there is one."""
+        launcher = self._launcher
+        if launcher is None or cache is None:
+            return
+        if gemm is not None:
+            native.assign(launcher, gemm, cache)
+        if linear is not None:
+            native.assign(launcher, linear, native.function(launcher, "cutlass_aot_linear")(cache))
+
+    def _gemm(
+        self,
+        /,
+        a: Any,
+        b: Any,
+        out: Any,
+        *,
+        accumulator: str | None = None,
+        epilogue: str | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+        **named: Any,
+    ) -> None:
+        """Serve a GEMM that native code does not take."""
+        computation = Computation.of("gemm", epilogue, accumulator, None, named)
+        self.run(computation, (a, b, out), named, stream, workspace)
+
+    def _linear(
+        self,
+        x: Any,
+        weight: Any,
+        out: Any,
+        *,
+        accumulator: str | None = None,
+        stream: Any = None,
+        workspace: Any = None,
+    ) -> None:
+        """Serve a linear layer that native code does not take."""
+        x, weight, out = without_gradients(("x", "weight", "out"), (x, weight, out))
+        operands = linear_as_gemm(x, weight, out)
+        self._gemm(*operands, accumulator=accumulator, stream=stream, workspace=workspace)
 
     def run(
         self,
@@ -101,8 +171,8 @@ class Dispatcher:
     ) -> None:
         """Launch on operands; see :meth:`cutlass_aot.Bundle.run`."""
         given = in_order(computation, operands, named)
-        taken = self._native
-        if stream is None and taken and all(type(item) in taken or type(item) is float for item in given):
+        direct = self._direct
+        if stream is None and direct and all(type(item) in direct or type(item) is float for item in given):
             cache = self._caches.get(computation)
             if cache is not None and (
                 self._fast_path(cache, given, computation) or self._choose_and_launch(computation, given)
@@ -183,16 +253,15 @@ class Dispatcher:
             cache = native.function(launcher, "cutlass_aot_dispatch_cache")(self._alignment)
             cache = self._caches.setdefault(computation, cache)
             if computation == GEMM:
-                for name in tuple(self._plain):
-                    self._assign(launcher, name, cache)
+                self._assign(cache, gemm=self.gemm, linear=self.linear)
         # Without a stream: the memory is not read, so no stream has to wait.
         seen = (item if exported(item) else to_ffi(item) for item in operands)
         if cache(*seen, kernel.native_function(ordinal)) > MAX_REMEMBERED:
             # Only dropped here: other threads may be calling it.
             self._caches.pop(computation, None)
-        if not self._native and any(map(is_torch, operands)):
+        if not self._direct and any(map(is_torch, operands)):
             self._gradients = sys.modules["torch"].is_grad_enabled
-            self._native = native_classes()
+            self._direct = native_classes()
 
     def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
         """Raise what the caller of a plain GEMM is to see of an error of native code."""

@@ -71,6 +71,7 @@ enum { FLAG_DISALLOW_INSTANTIATION = 1 << 7, FLAG_IMMUTABLE = 1 << 8, FLAG_GC = 
 #define FUNCTIONS(define)                                                            \
   define(double, PyFloat_AsDouble, (object *))                                       \
   define(int, PyBytes_AsStringAndSize, (object *, char **, intptr_t *))              \
+  define(int, PyErr_ExceptionMatches, (object *))                                    \
   define(int, PyException_SetTraceback, (object *, object *))                        \
   define(int, PyObject_IsTrue, (object *))                                           \
   define(int64_t, PyLong_AsLongLong, (object *))                                     \
@@ -108,6 +109,7 @@ enum { FLAG_DISALLOW_INSTANTIATION = 1 << 7, FLAG_IMMUTABLE = 1 << 8, FLAG_GC = 
   define(PyFloat_Type)      \
   define(PyLong_Type)       \
   define(_Py_NoneStruct)    \
+  define(PyExc_Exception)   \
   define(PyExc_MemoryError) \
   define(PyExc_RuntimeError)\
   define(PyExc_TypeError)   \
@@ -167,8 +169,7 @@ static const struct tensor_class *find_class(object *class) {
   if (answer && answer != python._Py_NoneStruct && class_count < MAX_CLASSES) {
     object *address = python.PyTuple_GetItem(answer, 0), *recording = python.PyTuple_GetItem(answer, 1);
     const DLPackExchangeAPI *exchange = address ? python.PyLong_AsVoidPtr(address) : NULL;
-    if (exchange && recording && exchange->header.version.major == DLPACK_MAJOR_VERSION &&
-        exchange->dltensor_from_py_object_no_sync && exchange->current_work_stream) {
+    if (exchange && recording) {
       python.Py_IncRef(class);
       python.Py_IncRef(recording);
       classes[class_count] = (struct tensor_class){class, recording, exchange};
@@ -184,7 +185,7 @@ static const struct tensor_class *find_class(object *class) {
 struct arguments {
   int count, tensor_count;
   int recording; /* whether gradients are recorded: -1 while that is unknown */
-  DLDevice device; /* of the first tensor that is not in the host's memory */
+  DLDevice device; /* of the first tensor on a GPU */
   int has_stream;
   void *stream;
   TVMFFIAny given[MAX_ARGUMENTS];
@@ -206,10 +207,10 @@ static int needs_gradient(struct arguments *arguments, const struct tensor_class
   return required;
 }
 
-/* Note where a tensor is; returns whether that is not the host's memory. */
+/* Note which GPU a tensor is on; returns whether it is on one. Kernels ask for the stream of a device of type kDLCUDA. */
 static int see_device(struct arguments *arguments, const DLTensor *tensor) {
-  if (tensor->device.device_type == kDLCPU) return 0;
-  if (arguments->device.device_type == kDLCPU) arguments->device = tensor->device;
+  if (tensor->device.device_type != kDLCUDA && tensor->device.device_type != kDLCUDAManaged) return 0;
+  if (arguments->device.device_type == kDLCPU) arguments->device = (DLDevice){kDLCUDA, tensor->device.device_id};
   return 1;
 }
 
@@ -218,7 +219,7 @@ static int take_tensor(struct arguments *arguments, const struct tensor_class *c
   DLTensor *taken = &arguments->tensors[arguments->tensor_count++];
   if (class->exchange->dltensor_from_py_object_no_sync(tensor, taken)) return -1;
   if (see_device(arguments, taken) && !arguments->has_stream) {
-    if (class->exchange->current_work_stream(taken->device.device_type, taken->device.device_id, &arguments->stream)) return -1;
+    if (class->exchange->current_work_stream(kDLCUDA, arguments->device.device_id, &arguments->stream)) return -1;
     arguments->has_stream = 1;
   }
   given->type_index = kTVMFFIDLTensorPtr;
@@ -379,7 +380,10 @@ static object *report_failure(const struct native_function *self, object *tuple)
 }
 
 static object *fall_back(const struct native_function *self, object *tuple, object *named) {
-  python.PyErr_Clear();
+  if (python.PyErr_Occurred()) {
+    if (!python.PyErr_ExceptionMatches(python.PyExc_Exception)) return NULL; /* an interrupt, say */
+    python.PyErr_Clear();
+  }
   return python.PyObject_Call(self->fallback, tuple, named);
 }
 

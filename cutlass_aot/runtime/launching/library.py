@@ -102,12 +102,12 @@ class Library:
         return self._mappings.get(process) or self._mappings.setdefault(process, _Mapping())
 
     def _map(self) -> ctypes.CDLL:
-        _load_tvm_ffi()
         path = self._root / self._reference.path
         try:
+            _load_tvm_ffi()
             return map_library(self._copy)
-        except OSError as error:
-            if not_for_files(error):
+        except (ImportError, OSError) as error:
+            if isinstance(error, OSError) and not_for_files(error):
                 # Every mapped library keeps a file descriptor open.
                 raise BundleError(f"{path} cannot be mapped: {why_unreadable(error)}") from error
             raise BundleError(
@@ -135,6 +135,9 @@ def _load_tvm_ffi() -> None:
     Importing the package does that too, but takes longer than all the rest of a first launch.
     """
     if "tvm_ffi" in sys.modules:
+        # Perhaps not yet whole: this waits for another thread that imports it.
+        import tvm_ffi
+
         return
     found = PathFinder.find_spec("tvm_ffi")
     for folder in (found and found.submodule_search_locations) or ():

@@ -9,12 +9,15 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Generic, TypeVar, overload
 
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.launching.tensors import tensor_class, to_ffi
 
 _T = TypeVar("_T")
+_FUNCTION = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, *(ctypes.py_object,) * 3)
+_ASSIGN = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object)
 
 
 def function(launcher: Library, symbol: str) -> Any:
@@ -48,9 +51,7 @@ def assign(launcher: Library, made: Any, function: Any) -> None:
     function returns False, the fallback is called.
     """
     if _supported():
-        _exported(launcher, "cutlass_aot_python_assign", ctypes.c_int, ctypes.py_object, ctypes.py_object)(
-            made, function
-        )
+        _ASSIGN(launcher.raw_address("cutlass_aot_python_assign"))(made, function)
 
 
 def call_on(function: Any, tensors: Sequence[Any], device: int, stream: int | None) -> Any:
@@ -64,6 +65,7 @@ def call_on(function: Any, tensors: Sequence[Any], device: int, stream: int | No
     """
     if stream is None:
         return function(*tensors)
+    # By its name: each launcher has a class of its own.
     if type(function).__name__ == "NativeFunction":
         return function(*tensors, stream=stream)
     import tvm_ffi
@@ -98,15 +100,19 @@ class NativeAttribute(Generic[_T]):
 
 
 def _supported() -> bool:
-    """Whether objects have the layout of the stable ABI: CPython with its global lock."""
-    return sys.implementation.name == "cpython" and "t" not in sys.abiflags
+    """Whether native code knows this Python's objects, and finds its functions.
+
+    It knows those of CPython with its global lock. It does not find the functions where a program loaded
+    Python for itself alone.
+    """
+    return sys.implementation.name == "cpython" and "t" not in sys.abiflags and _is_found()
+
+
+@cache
+def _is_found() -> bool:
+    return hasattr(ctypes.CDLL(None), "PyObject_Call")
 
 
 def _make(launcher: Library, address: int | None, fallback: Any, failed: Any) -> Any:
-    objects = (ctypes.py_object,) * 3
-    make = _exported(launcher, "cutlass_aot_python_function", ctypes.py_object, ctypes.c_void_p, *objects)
+    make = _FUNCTION(launcher.raw_address("cutlass_aot_python_function"))
     return make(address, tensor_class, fallback, failed)
-
-
-def _exported(launcher: Library, name: str, result: Any, *parameters: Any) -> Any:
-    return ctypes.PYFUNCTYPE(result, *parameters)(launcher.raw_address(name))

@@ -157,14 +157,17 @@ def is_cupy(operand: Any) -> bool:
 
 
 def to_ffi(operand: Any, stream: int | None = None) -> Any:
-    """A ``tvm_ffi.Tensor`` over the operand's memory; a number is returned unchanged.
+    """A ``tvm_ffi.Tensor`` over the operand's memory; a number as an int or a float.
 
     ``stream`` is the stream that the memory will be used on, so that the producer can order its own work
     before it; None if the memory is not read, or the caller uses the producer's current stream.
     """
+    if isinstance(operand, (int, float)):
+        # Native code takes exactly these classes: NumPy's f64, for one, is a float of another one.
+        return int(operand) if isinstance(operand, int) else float(operand)
     import tvm_ffi
 
-    if isinstance(operand, (tvm_ffi.Tensor, int, float)):
+    if isinstance(operand, tvm_ffi.Tensor):
         return operand
     if isinstance(operand, View):
         from cutlass_aot.runtime.launching.dlpack import view
@@ -304,11 +307,17 @@ def tensor_class(cls: type) -> tuple[int, Callable[[], bool]] | None:
     return None if address is None else (address, torch.is_grad_enabled)
 
 
+_EXCHANGE_VERSION = 1
+"""Major version of DLPack's table of functions that ``builder/native/python.c`` uses."""
+
+
 @cache
 def _exchange_api(cls: Any) -> int | None:
     """The address of the table of functions through which native code takes instances of a class of tensors.
 
-    See https://dmlc.github.io/dlpack/latest/c_api.html, DLPackExchangeAPI.
+    None if there is none, or one that native code cannot use: of another major version, or without the
+    functions that export a tensor and tell the current stream. See
+    https://dmlc.github.io/dlpack/latest/c_api.html, DLPackExchangeAPI.
     """
     if not hasattr(cls, "__dlpack_c_exchange_api__"):
         # An older torch (before 2.10): tvm_ffi adds the attribute if it can.
@@ -317,8 +326,11 @@ def _exchange_api(cls: Any) -> int | None:
     if capsule is None:
         return None
     pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-    found: int | None = pointer(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, b"dlpack_exchange_api")
-    return found
+    found: int = pointer(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, b"dlpack_exchange_api")
+    # The version (two numbers of 32 bits) and an older table, then five functions.
+    table = (ctypes.c_uint64 * 7).from_address(found)
+    usable = table[0] & 0xFFFFFFFF == _EXCHANGE_VERSION and table[5] and table[6]
+    return found if usable else None
 
 
 def common_device(descriptions: Sequence[OperandDescription]) -> int:

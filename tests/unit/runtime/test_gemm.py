@@ -5,9 +5,11 @@ torch's tensors are on the host and are said to be on a GPU; native code is give
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,15 +81,15 @@ def close(out: Any, product: Any) -> None:
 
 
 @pytest.fixture
-def fast_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def fast_path(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """From its call on, every launch that leaves the fast path fails."""
 
     def left(self: Any, *arguments: Any) -> None:
         raise AssertionError("left the fast path")
 
-    def only() -> None:
-        monkeypatch.setattr(Dispatcher, "_find_and_launch", left)
-        monkeypatch.setattr(KernelHandle, "_launch", left)
+    def only(method: str = "run") -> None:
+        monkeypatch.setattr(Dispatcher, method, left)
+        monkeypatch.setattr(KernelHandle, "launch_on", left)
 
     return only
 
@@ -98,7 +100,7 @@ def fast_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.mark.parametrize("layout", ["ttt", "tnt"])
 @pytest.mark.parametrize("shape", [(8, 12, 16), (1, 8, 12, 16), (3, 8, 12, 16), (1, 4, 4), (1, 1, 4, 4)])
 def test_like_problems_take_the_fast_path(
-    bundle: Bundle, fast_path: Callable[[], None], shape: tuple[int, ...], layout: str
+    bundle: Bundle, fast_path: Callable[..., None], shape: tuple[int, ...], layout: str
 ) -> None:
     a, b, out, product = problem(*shape, layout=layout)
     bundle.gemm(a, b, out)
@@ -112,7 +114,7 @@ def test_like_problems_take_the_fast_path(
 
 @pytest.mark.parametrize("shape", [(8, 12, 16), (3, 8, 12, 16), (1, 4, 4)])
 def test_a_kernel_takes_the_fast_path_for_any_problem(
-    bundle: Bundle, fast_path: Callable[[], None], shape: tuple[int, ...]
+    bundle: Bundle, fast_path: Callable[..., None], shape: tuple[int, ...]
 ) -> None:
     a, b, out, product = problem(*shape)
     kernel = bundle.find(a, b, out)[0]
@@ -125,7 +127,7 @@ def test_a_kernel_takes_the_fast_path_for_any_problem(
         close(out, product)
 
 
-def test_slices_and_broadcasts_take_the_fast_path(bundle: Bundle, fast_path: Callable[[], None]) -> None:
+def test_slices_and_broadcasts_take_the_fast_path(bundle: Bundle, fast_path: Callable[..., None]) -> None:
     def launch() -> None:
         a = torch.randn(3, 8, 24)[:, :, :16]
         b = torch.randn(16, 12).expand(3, 16, 12)
@@ -165,14 +167,14 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("layout", ["ttt", "tnt"])
 def test_native_code_chooses_for_a_problem_not_seen_before(
-    bundle: Bundle, fast_path: Callable[[], None], chosen: list[tuple[int, ...]], layout: str
+    bundle: Bundle, fast_path: Callable[..., None], chosen: list[tuple[int, ...]], layout: str
 ) -> None:
     a, b, out, product = problem(8, 12, 16, layout=layout)
     bundle.gemm(a, b, out)
     close(out, product)
     for kernel in bundle.find(a, b, out):
         kernel.launch(a, b, out)
-    fast_path()
+    fast_path("_find_and_launch")
     for shape in ((16, 20, 8), (3, 8, 20, 16)):
         for seed in (2, 3):
             a, b, out, product = problem(*shape, layout=layout, seed=seed)
@@ -183,7 +185,7 @@ def test_native_code_chooses_for_a_problem_not_seen_before(
 
 
 def test_python_chooses_where_native_code_does_not(
-    bundle: Bundle, chosen: list[tuple[int, ...]], fast_path: Callable[[], None]
+    bundle: Bundle, chosen: list[tuple[int, ...]], fast_path: Callable[..., None]
 ) -> None:
     for shape in ((8, 12, 16), (5, 12, 16)):
         a, b, out, product = problem(*shape)
@@ -267,7 +269,7 @@ def test_groups_that_could_serve_too_are_not_left_out(
             assert (finder.native_choice(call) is not None) == natively
 
 
-def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, fast_path: Callable[[], None]) -> None:
+def test_a_problem_not_seen_before_leaves_it(bundle: Bundle, fast_path: Callable[..., None]) -> None:
     bundle.gemm(*problem(8, 12, 16)[:3])
     fast_path()
     a, b, out, _ = problem(8, 12, 16)
@@ -303,7 +305,7 @@ def test_accumulators_have_memories_of_their_own(bundle: Bundle, monkeypatch: py
 
 
 def test_subclasses_of_tensors_go_the_slow_path(
-    bundle: Bundle, fast_path: Callable[[], None], stream: None
+    bundle: Bundle, fast_path: Callable[..., None], stream: None
 ) -> None:
     class Tagged(torch.Tensor):
         pass
@@ -383,7 +385,7 @@ def test_what_requires_a_gradient_is_refused(bundle: Bundle, warm: bool, which: 
 
 
 def test_parameters_without_gradients_take_the_fast_path(
-    bundle: Bundle, fast_path: Callable[[], None]
+    bundle: Bundle, fast_path: Callable[..., None]
 ) -> None:
     a, b, out, product = problem(8, 12, 16)
     weight = torch.nn.Parameter(b)
@@ -603,6 +605,21 @@ def test_a_refusal_of_compiled_code_has_the_names_of_operands(bundle: Bundle) ->
             f"kernel {kernel.name} refused the call with operands a, b, out: "
             "Mismatched shape on operand `out`, expected 7"
         )
+
+
+def test_a_bundle_goes_with_its_last_reference(host_bundle: Path, claims: None) -> None:
+    bundle = cutlass_aot.open(host_bundle)
+    a, b, out, _ = problem(8, 12, 16)
+    for _ in range(2):
+        bundle.gemm(a, b, out)
+        bundle.linear(a, b.T.contiguous(), out)
+    gone = weakref.ref(bundle)
+    gc.disable()
+    try:
+        del bundle
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 # -- what is remembered is bounded --------------------------------------------------------------------------

@@ -55,18 +55,20 @@ def run(folder: Path, program: str) -> tuple[str, str]:
 def test_products_are_called_directly_and_found_again_in_the_cache(tmp_path: Path) -> None:
     printed, code = run(tmp_path, PROGRAM)
     assert printed == "compiled\n"
-    assert code.count("extern_kernels.cutlass_aot_linear(") == 1
-    assert code.count("extern_kernels.cutlass_aot_mm(") == 1
+    # Code that another process loads imports what it calls.
+    assert "from cutlass_aot.torch import inductor as cutlass_aot_inductor\n" in code
+    assert code.count("cutlass_aot_inductor.linear(") == 1
+    assert code.count("cutlass_aot_inductor.mm(") == 1
     # With a bias it goes through the dispatcher.
     assert code.count("torch.ops.cutlass_aot.linear.default(") == 1
     assert run(tmp_path, PROGRAM)[0] == "from the cache\n"
 
 
 def test_another_interface_of_inductor_leaves_products_to_the_dispatcher(tmp_path: Path) -> None:
-    without = "import torch._inductor.select_algorithm as s\ns.ExternKernelChoice = None\n"
+    without = "import torch._inductor.ir as ir\nir.ExternKernelOut = None\n"
     printed, code = run(tmp_path, without + PROGRAM)
     assert printed == "compiled\n"
-    assert "extern_kernels.cutlass_aot" not in code
+    assert "cutlass_aot_inductor" not in code
     assert code.count("torch.ops.cutlass_aot.linear.default(") == 2
 
 
@@ -76,7 +78,7 @@ def test_a_program_without_inductor_does_not_load_it(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(inductor, "_registered", False)
     monkeypatch.setattr(inductor, "_register", register)
-    monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
+    monkeypatch.delitem(sys.modules, "torch._inductor.lowering", raising=False)
     handle = aot.register(torch_bundles.bundle())
     fake = torch.ops.cutlass_aot.linear(
         torch.empty(3, 64, device="meta"), torch.empty(8, 64, device="meta"), None, handle
