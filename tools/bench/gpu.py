@@ -359,6 +359,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--seed", type=int, default=0, help="throughput, families: of what is drawn")
     made.add_argument("--sample", type=int, default=1, help="throughput, families: every so many-th problem")
     made.add_argument("--seconds", type=float, default=0.4, help="throughput, families: a problem's rounds")
+    made.add_argument("--sms", type=int, help="throughput: on so many SMs, as on another model of GPU")
     made.add_argument("--minutes", type=float, help="throughput: for all element types, equal shares")
     made.add_argument("--dtypes", nargs="+", default=["bf16", "f8e4m3"], choices=["bf16", "f16", "f8e4m3"])
     made.add_argument("--without", action="append", default=[], help="families: pattern of kernels left out")

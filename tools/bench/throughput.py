@@ -8,6 +8,9 @@ the faster of its two ways. A result of ``bundle.gemm`` that differs from cuBLAS
 
 ``families`` compares the fastest kernel of each family of designs with cuBLAS instead. Kernels that would be
 slow beyond doubt are not timed: see :func:`sensible`. ``--without`` leaves kernels out by their names.
+
+``--sms`` gives the process so many of the GPU's SMs, and another name for the GPU: a bundle takes that for a
+model that it was not tuned for. Clocks and memory stay as they are.
 """
 
 from __future__ import annotations
@@ -347,6 +350,8 @@ def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
     import torch
 
     problems = _problems(arguments)
+    if arguments.sms:
+        restrict_sms(arguments.sms)
     bundle, untuned = cutlass_aot.open(path), cutlass_aot.open(path, rankings=False)
     bench = Throughput(torch, bundle, untuned, Effort(seconds=arguments.seconds))
     measured: list[Measured] = []
@@ -384,6 +389,24 @@ def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
         for row in summary([item for item in measured if item.dtype == dtype])
     ]
     return Result(rows + notes, {"problems": [asdict(item) for item in measured]}, [problem_table(measured)])
+
+
+_contexts: list[Any] = []
+"""Of :func:`restrict_sms`; what was allocated in a context goes with it."""
+
+
+def restrict_sms(count: int) -> None:
+    """Give this thread so many SMs of the GPU, and have its driver describe it as another model."""
+    import torch
+    from torch.cuda.green_contexts import GreenContext
+
+    name, machine = cuda_driver.device_name(0), cuda_driver.machine(0)
+    torch.cuda.init()
+    context = GreenContext.create(num_sms=count, device_id=0)
+    context.set_context()
+    _contexts.append(context)
+    cuda_driver.device_name = lambda ordinal: f"{name}, {count} SMs"
+    cuda_driver.machine = lambda ordinal: machine._replace(sm_count=count)
 
 
 def problem_table(items: Sequence[Measured]) -> Table:
