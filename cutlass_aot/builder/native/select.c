@@ -10,7 +10,7 @@
  * Arguments are bytes, but for the device, a CUDA ordinal:
  *
  *     tilings   a struct tiling for each kernel: schema/bundles/tiling_table.py
- *     clusters  a struct clusters for each size of clusters: how many run at once where no device is compiled into a kernel
+ *     clusters  a struct clusters for each size of clusters: how many run at once
  *     costs     a struct costs for each kernel, or one struct derivation for all
  *     traffic   bytes of memory for each element of (M, K), (K, N) and (M, N), as doubles
  *     measured  batch, m, n and k of each problem that was measured, for which Python has the times
@@ -75,7 +75,9 @@ static double microseconds(const struct selection *selection, const struct kerne
   const struct tiling *tiling = &kernel->tiling;
   const struct costs *costs = &kernel->costs;
   double down = ceil(m / tiling->cluster_m), across = ceil(n / tiling->cluster_n);
-  double clusters = batch * down * across, waves = ceil(clusters / kernel->places);
+  double clusters = batch * down * across, active = (double)tiling->active_clusters * tiling->blocks_per_sm;
+  double launched = active > 0 && active < clusters ? active : clusters;
+  double waves = ceil(ceil(launched / kernel->places) * clusters / launched);
   double filled = waves > 1 ? clusters / kernel->places : 1;
   double at_work = clusters * tiling->blocks_per_sm / kernel->places;
   double missing_m = tiling->within ? at_least_zero(tiling->block_m - m) : down * tiling->cluster_m - m;
@@ -191,10 +193,10 @@ static int read_bytes(const TVMFFIAny *argument, size_t item, struct bytes *foun
 
 static double clusters_at_once(const struct tiling *tiling, const struct bytes *clusters) {
   struct clusters known;
-  if (tiling->active_clusters) return tiling->active_clusters;
   for (size_t offset = 0; offset < clusters->size; offset += sizeof known) {
     memcpy(&known, clusters->data + offset, sizeof known);
-    if (known.blocks == tiling->blocks) return known.at_once;
+    if (known.blocks != tiling->blocks) continue;
+    return tiling->active_clusters ? fmin(tiling->active_clusters, known.at_once) : known.at_once;
   }
   return 1;
 }

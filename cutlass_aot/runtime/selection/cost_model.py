@@ -2,7 +2,7 @@
 
 A kernel's clusters fill the GPU wave after wave; a block computes a tile in steps along K::
 
-    waves   = ceil(clusters / clusters that run at once)
+    waves   = ceil(clusters / clusters that run at once); of a persistent kernel, see work()
     whole   = waves, less where the last wave is not full and its blocks are faster for it  (tail)
     step    = step * ((share of the GPU at work + 0.15) / 1.15) ^ crowding,
               longer where two SMs of a pair, or two blocks of an SM, are at work      (pairing, sharing)
@@ -83,14 +83,19 @@ class Work(NamedTuple):
 
 
 def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Work:
-    """The work of a kernel; ``places`` is how many of its clusters run at once."""
+    """The work of a kernel; ``places`` is how many of its clusters run at once.
+
+    A persistent kernel launches as many clusters as the GPU that it was compiled for runs at once. Where
+    fewer fit, they take turns: each computes all its tiles before the next begins.
+    """
     # Unpacked, as looking fields up would take most of the time.
     batch, m, n, k = extents
     bytes_a, bytes_b, bytes_out, _ = traffic
-    cluster_m, cluster_n, block_m, block_n, depth, split, _, blocks_per_sm, _, _, within, _ = tiling
+    cluster_m, cluster_n, block_m, block_n, depth, split, _, blocks_per_sm, active, _, within, _ = tiling
     down, across = -(-m // cluster_m), -(-n // cluster_n)
     clusters = batch * down * across
-    waves = -(-clusters // places)
+    launched = min(clusters, active * blocks_per_sm) if active else clusters
+    waves = -(-(-(-launched // places) * clusters) // launched)
     at_work = clusters * blocks_per_sm / places
     if within:
         # The last tile begins early, unless the output is smaller than a tile.
@@ -243,23 +248,24 @@ class Candidates:
 def places(tiling: Tiling, clusters: Mapping[int, int]) -> int:
     """How many clusters of a kernel run at once; ``clusters`` are those of :meth:`Candidates.clusters`.
 
-    A persistent kernel has the number compiled in.
+    A persistent kernel launches no more than the number that it has compiled in.
     """
-    return (tiling.active_clusters or clusters[tiling.blocks]) * tiling.blocks_per_sm
+    at_once = clusters[tiling.blocks]
+    return min(tiling.active_clusters or at_once, at_once) * tiling.blocks_per_sm
 
 
 def clusters_at_once(blocks: int, known: Mapping[int, int], sm_count: int) -> int:
     """How many clusters of so many blocks run at once, with one block an SM.
 
-    ``known`` is the number for some sizes. Clusters are limited by what is known of those that are as large
-    or smaller: two of four blocks have to have room where one of eight has.
+    ``known`` is the number for some sizes, on the GPU that kernels were compiled for; what does not fit this
+    one was another. Clusters are limited by what is known of those that are as large or smaller: two of four
+    blocks have to have room where one of eight has.
     """
+    known = {size: count for size, count in known.items() if count * size <= sm_count}
     if blocks in known:
         return known[blocks]
     fitting = [int(sm_count * _FILLED.get(blocks, _FILLED_OTHERWISE) / blocks)]
-    for size, count in known.items():
-        if blocks % size == 0 and count * size <= sm_count:
-            fitting.append(count // (blocks // size))
+    fitting += [count // (blocks // size) for size, count in known.items() if blocks % size == 0]
     return max(1, min(fitting))
 
 

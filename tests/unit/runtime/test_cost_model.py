@@ -118,6 +118,28 @@ def test_clusters_run_as_the_device_profile_says_or_as_many_as_fit() -> None:
     assert at_once(eight, {}, 4) == 1
 
 
+@pytest.mark.parametrize(
+    ("tiles", "waves"),
+    [(60, 1), (64, 1), (100, 2), (132, 3), (264, 6), (300, 7), (1320, 30)],
+)
+def test_clusters_of_a_persistent_kernel_take_turns_on_a_smaller_gpu(tiles: int, waves: int) -> None:
+    # It launches up to 132, of which 64 run at once.
+    persistent = gemm(
+        target="sm_90a",
+        design={"family": "F", "tile_shape": (128, 128, 64), "persistent": True},
+        constants={"max_active_clusters_1": 132},
+    )
+    found = todo(persistent, Extents(1, 128 * tiles, 128, 64), sm_count=64)
+    assert (found.waves, found.filled) == (waves, max(1, tiles / 64) if waves > 1 else 1)
+    assert todo(persistent, Extents(1, 128 * tiles, 128, 64), sm_count=148).waves == -(-tiles // 132)
+
+
+def test_what_a_device_profile_says_does_not_hold_for_fewer_sms() -> None:
+    assert clusters_at_once(4, {1: 132, 4: 30}, 132) == 30
+    assert clusters_at_once(4, {1: 132, 4: 30}, 112) == 25
+    assert clusters_at_once(1, {1: 132, 4: 30}, 64) == 64
+
+
 def test_kernels_of_one_group_know_how_many_clusters_run() -> None:
     design = {"family": "F", "tile_shape": (128, 128, 64), "cluster_shape": (4, 1)}
     known = Tiling.of(gemm(target="sm_90a", design=design, constants={"max_active_clusters_4": 28}))

@@ -41,7 +41,10 @@ def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
     for number in range(40):
         tile = (chance.choice([64, 128, 256]), chance.choice([8, 64, 96, 256]), chance.choice([64, 128]))
         cluster = (chance.choice([1, 2]), chance.choice([1, 2]), chance.choice([1, 1, 4, 8]))
-        constants = chance.choice([{}, {f"max_active_clusters_{cluster[0] * cluster[1] * cluster[2]}": 15}])
+        size = cluster[0] * cluster[1] * cluster[2]
+        # Some launch more clusters than run at once.
+        active = chance.choice([0, 0, 15, 200])
+        constants = {f"max_active_clusters_{size}": active} if active else {}
         design = [
             tile,
             cluster,
