@@ -141,7 +141,7 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
                 accumulator=kernel.accumulator,
                 epilogue=kernel.epilogue,
                 target=kernel.target,
-                count=len(ordered),
+                kernel_count=len(ordered),
                 child=add(f"groups/{group.name}.msgpack", group_to_bytes(tuple(ordered))),
                 code=add_packed(f"code/{group.code.name}.zst", group.code),
                 libraries={

@@ -141,7 +141,7 @@ class Bundle:
         return tuple(sorted(models))
 
     def __repr__(self) -> str:
-        count = sum(group.count for group in self.groups)
+        count = sum(group.kernel_count for group in self.groups)
         kernels = f"{count} kernel{'' if count == 1 else 's'}"
         return f"<Bundle {self.name} {self.version}: {kernels}, {', '.join(self.targets)}>"
 

@@ -258,7 +258,7 @@ def _gather(
 
 def _status(candidate: Candidate, reason: str) -> InstalledStatus:
     catalog = candidate.directory.catalog
-    count = sum(group.count for group in catalog.groups)
+    count = sum(group.kernel_count for group in catalog.groups)
     path = str(candidate.directory.path)
     return InstalledStatus(catalog.name, catalog.version, path, catalog.targets, catalog.hosts, count, reason)
 

@@ -3,9 +3,10 @@
 import re
 
 _RELEASE = re.compile(r"^\s*v?(\d+(?:\.\d+)*)")
-_WHOLE = re.compile(
-    r"(?:(\d+)!)?(\d+(?:\.\d+)*)(?:(a|b|rc)(\d+))?(?:\.post(\d+))?(?:\.dev(\d+))?(?:\+([a-z0-9]+(?:\.[a-z0-9]+)*))?",
-    re.ASCII,
+# Text: compiling it takes long, and only those that order bundles have to.
+_WHOLE = (
+    r"(?:(\d+)!)?(\d+(?:\.\d+)*)(?:(a|b|rc)(\d+))?(?:\.post(\d+))?(?:\.dev(\d+))?"
+    r"(?:\+([a-z0-9]+(?:\.[a-z0-9]+)*))?"
 )
 
 
@@ -32,7 +33,7 @@ def major_minor(version: str) -> tuple[int, int]:
 
 def is_version(text: str) -> bool:
     """Whether text is a whole version in the form that :func:`order` reads."""
-    return _WHOLE.fullmatch(text) is not None
+    return re.fullmatch(_WHOLE, text, re.ASCII) is not None
 
 
 def order(version: str) -> tuple[tuple[int, str], ...]:
@@ -41,7 +42,7 @@ def order(version: str) -> tuple[tuple[int, str], ...]:
     Text that is not a version comes before all versions. Source: version specifiers specification (PEP 440),
     "Summary of permitted suffixes and relative ordering".
     """
-    match = _WHOLE.fullmatch(version)
+    match = re.fullmatch(_WHOLE, version, re.ASCII)
     if match is None:
         return ((-1, version),)
     epoch, numbers, phase, phase_number, post, development, local = match.groups()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -188,7 +187,7 @@ def scaled_product(
 def _like(operand: Tensor) -> OperandDescription:
     """The properties of an operand that decide whether it is served."""
     description = describe_operand(operand)
-    return replace(description, address=description.address % COMMON_ALIGNMENT)
+    return description._replace(address=description.address % COMMON_ALIGNMENT)
 
 
 def _serves(

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -92,7 +92,7 @@ def find_fit(
     for candidate in sorted(candidates, key=lambda found: _cost(found, out)):
         operands = candidate.a or a, candidate.b or b, candidate.out or out
         # Without a device: the bundle itself checks which of the remaining groups run on it.
-        anywhere = [replace(operand, device=None) for operand in operands]
+        anywhere = [operand._replace(device=None) for operand in operands]
         if any(
             supports(group.operands, anywhere)
             for group in _groups(bundle, *operands)
@@ -116,7 +116,7 @@ def _candidates(
     layouts = ("", "t", "n")
     dtypes = (out.dtype, _WIDER[out.dtype]) if copy_b and out.dtype in _WIDER else (out.dtype,)
     for dtype in dtypes:
-        groups = _groups(bundle, a, b, replace(out, dtype=dtype))
+        groups = _groups(bundle, a, b, out._replace(dtype=dtype))
         # Extents that are multiples of this satisfy every group.
         multiple = math.lcm(1, *(operand.divisibility for group in groups for operand in group.operands))
         for layout_a, layout_b in itertools.product(layouts, layouts if copy_b else ("",)):

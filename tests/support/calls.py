@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cutlass_aot.runtime.opened.group import launcher_numbers
 from cutlass_aot.schema.kernels.artifact import EXPORT_PREFIX
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
+from tests.support.replace import replace
 
 EXTENTS = {"L": 2, "M": 128, "N": 256, "K": 192}
 CUDA, HOST = 2, 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.requests.request import CompiledRequest
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from tests.support.kernels import gemm
+from tests.support.replace import replace
 from tests.support.requests import compiled
 
 REQUESTS = tuple(compiled(configuration={"object": "ops.norm:Norm", "fields": {"N": n}}) for n in (64, 128))

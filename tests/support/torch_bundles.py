@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from cutlass_aot.schema.bundles.catalog import FileReference, GroupEntry, Groups
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.kernels import gemm
+from tests.support.replace import replace
 
 torch = pytest.importorskip("torch")
 
@@ -33,7 +33,7 @@ def group(kernel: Kernel) -> GroupEntry:
         accumulator=kernel.accumulator,
         epilogue=kernel.epilogue,
         target=kernel.target,
-        count=1,
+        kernel_count=1,
         child=FileReference("groups/none", 0, "0" * 64),
         code=FileReference("code/none", 0, "0" * 64),
         libraries={},

@@ -103,7 +103,7 @@ def worker_catalog(path: str) -> Numbers:
         "open_bytes": opened - before,
         "used_bytes": status_bytes("VmRSS") - before,
         "peak_bytes": status_bytes("VmHWM") - before,
-        "kernels": sum(group.count for group in bundle.groups),
+        "kernels": sum(group.kernel_count for group in bundle.groups),
         "groups": len(bundle.groups),
     }
 

@@ -220,8 +220,8 @@ def part_catalog(arguments: argparse.Namespace) -> Result:
         read.append(timed(partial(look_up, other))[0])
     # The first pays for what is set up once a process.
     cold, warm = statistics.median(unread[1:] or unread), statistics.median(read[1:] or read)
-    count = sum(group.count for group in bundle.groups)
-    kernels = statistics.median(group.count for group in groups)
+    count = sum(group.kernel_count for group in bundle.groups)
+    kernels = statistics.median(group.kernel_count for group in groups)
     what = (
         f"look a kernel up among {count:,} in {len(bundle.groups)} groups, on a GPU, {kernels:.0f} in a group"
     )

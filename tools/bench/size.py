@@ -154,7 +154,7 @@ class Built:
         self.folder = folder
         self.path = folder / "bundles" / "size"
         self.bundle = open_bundle(self.path)
-        self.group = max(self.bundle.groups, key=lambda group: group.count)
+        self.group = max(self.bundle.groups, key=lambda group: group.kernel_count)
         self.store = Store(folder / "store", create=False)
 
     def objects(self) -> list[tuple[str, Any]]:
@@ -216,7 +216,7 @@ def part_size(arguments: argparse.Namespace, built: Built) -> Result:
     """Bytes of a kernel in a wheel, and installed."""
     from cutlass_aot.bundle.wheel.write import build_wheels
 
-    count = sum(group.count for group in built.bundle.groups)
+    count = sum(group.kernel_count for group in built.bundle.groups)
     with tempfile.TemporaryDirectory() as name:
         wheel = sum(path.stat().st_size for path in build_wheels(built.path, Path(name))) / count
         archive = Path(name) / "plain.zip"
@@ -268,7 +268,7 @@ def part_use(arguments: argparse.Namespace, built: Built) -> Result:
             warm.append(in_fresh_process(__file__, "first", *words, variables=shared))
             plain.append(in_fresh_process(__file__, "plain", library, symbols[7 * turn % len(symbols)]))
     first, again, other = medians(cold), medians(warm), medians(plain)
-    group = f"group of {built.group.count}"
+    group = f"group of {built.group.kernel_count}"
     rows = [
         Row(
             f"first use of a kernel in a {group}, cold",

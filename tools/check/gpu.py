@@ -270,7 +270,7 @@ def check_group(
     bundle: cutlass_aot.Bundle, group: GroupEntry, references: References, sizes: Sequence[Size]
 ) -> Row:
     """Run every kernel of a group at every size, and its best kernel in the other ways."""
-    row = Row(group.name, group.target, group.count)
+    row = Row(group.name, group.target, group.kernel_count)
     for size in sizes:
         row.attempt(str(size), partial(each_kernel, row, bundle, group, references, size))
     row.attempt("other ways", partial(each_way, row, bundle, group, references, sizes))

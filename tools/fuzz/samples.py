@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from cutlass_aot.builder.link.kernel_object import KernelObject
@@ -62,12 +61,12 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
         folder: an empty directory, better in memory, for those that read files and directories.
     """
     catalog = read_catalog(bundle)
-    group = min(catalog.groups, key=lambda item: (item.count == 1, item.count, item.name))
+    group = min(catalog.groups, key=lambda item: (item.kernel_count == 1, item.kernel_count, item.name))
     entries = list(group_from_bytes(read_file(bundle, group.child), group, "sample"))[:_KERNELS]
     ranking = sample_ranking(entries)
     tuning = sample_tuning(entries)
     samples = sample_requests()
-    requested = replace(group, operation=OPERATION, count=len(samples))
+    requested = group._replace(operation=OPERATION, kernel_count=len(samples))
     objects = [KernelObject(HOST_CODE, b"\x50\xed\x55\xba" + bytes(range(200))), KernelObject("", b"")]
     config = config_of(catalog)
     libraries = [

@@ -398,8 +398,8 @@ class _Verification:
         if parsed is None:
             return None
         index, entries = parsed
-        if len(entries) != group.count or not entries:
-            self._problem(path, f"{len(entries)} kernels", f"{group.count}, and at least one")
+        if len(entries) != group.kernel_count or not entries:
+            self._problem(path, f"{len(entries)} kernels", f"{group.kernel_count}, and at least one")
         if len({entry.kernel.symbol for entry in entries}) != len(entries):
             self._problem(path, "a kernel twice", "each kernel once")
         if index.tilings != TilingTable.of([Tiling.of(entry.kernel) for entry in entries]):

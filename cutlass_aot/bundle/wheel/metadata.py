@@ -130,7 +130,7 @@ def metadata(catalog: Catalog, names: WheelNames, licensed: bool, release: str =
     ``release`` is the release of this package that packs the wheel; the one that runs it must have the same
     minor version.
     """
-    count = plural(sum(group.count for group in catalog.groups), "kernel")
+    count = plural(sum(group.kernel_count for group in catalog.groups), "kernel")
     summary = f"cutlass-aot bundle {catalog.name}: {count} for {' '.join(catalog.targets)}"
     requires = [
         f"cutlass-aot{_same_minor(release, from_minor=True)}",

@@ -7,7 +7,6 @@ It imports nothing of the package; operators are passed in. Dense GEMM is in
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,8 +109,7 @@ def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ..
         bits = DTYPES[constraint.dtype].bits
         spread = bits == 6 or (bits == 4 and mixed)
         constraints.append(
-            replace(
-                constraint,
+            constraint._replace(
                 divisibility=math.lcm(constraint.divisibility, _SPREAD)
                 if spread
                 else constraint.divisibility,
@@ -140,7 +138,7 @@ def mixed_input(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...
 def grouped(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
     """Operands of a grouped GEMM: a, b, out, offsets (the end of each group along M)."""
     constraints = [
-        replace(constraint, extents=GROUPED_EXTENTS[constraint.name])
+        constraint._replace(extents=GROUPED_EXTENTS[constraint.name])
         for constraint in records.constraints(operator, problem)
     ]
     constraints.append(OperandConstraint("offsets", "i32", ("G",), -1, 1, 4))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +27,11 @@ from cutlass_aot.schema.bundles.catalog import (
     FileReference,
     check_relative,
 )
-from cutlass_aot.schema.encoding import check_schema, digest, shown
+from cutlass_aot.schema.encoding import check_schema, digest, is_digest, shown
 
 MANIFEST_KIND = "cutlass-aot bundle"
 MAX_MANIFEST_BYTES = 1 << 26
 _FETCH = "build or fetch the bundle again"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE = 1 << 20
 """Bytes per read of a file that is read whole; most files are smaller."""
 
@@ -193,7 +191,7 @@ def _reference(path: str, entry: Any, what: str) -> FileReference:
         or isinstance(size, bool)
         or not 0 <= size <= MAX_FILE_BYTES
         or not isinstance(sha256, str)
-        or not _SHA256.fullmatch(sha256)
+        or not is_digest(sha256)
     ):
         raise CorruptFile(f"{what}: the entry of {path!r} has no valid size and SHA-256: {_FETCH}")
     check_relative(path)

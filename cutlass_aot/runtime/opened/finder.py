@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -41,8 +40,7 @@ class Expected(NamedTuple):
     bound: str
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The kernel that a bundle takes for a problem, why, and what is expected of it.
 
     Attributes:
@@ -56,7 +54,7 @@ class Choice:
     kernel: KernelHandle
     tier: str
     reason: str
-    table: Callable[[], tuple[Expected, ...]] = field(compare=False, repr=False)
+    table: Callable[[], tuple[Expected, ...]]
 
     @property
     def expected(self) -> tuple[Expected, ...]:
@@ -65,6 +63,9 @@ class Choice:
         Computed anew each time.
         """
         return self.table()
+
+    def __repr__(self) -> str:
+        return f"Choice(kernel={self.kernel!r}, tier={self.tier!r}, reason={self.reason!r})"
 
     def __str__(self) -> str:
         return f"{self.kernel.name} ({self.tier}: {self.reason})"

@@ -72,9 +72,10 @@ class Group:
             entry = self.entry
             what = f"{self._root}/{entry.child.path}"
             index = group_from_bytes(read_file(self._root, entry.child), entry, what)
-            if len(index) != entry.count:
+            if len(index) != entry.kernel_count:
                 raise CorruptFile(
-                    f"{what} has {len(index)} kernels, the catalog says {entry.count}: build the bundle again"
+                    f"{what} has {len(index)} kernels, the catalog says {entry.kernel_count}: "
+                    "build the bundle again"
                 )
             self._index = index
         return self._index

@@ -62,7 +62,7 @@ class Explanation(list[tuple[GroupEntry, Verdict]]):
 
 
 def _supported(group: GroupEntry) -> str:
-    return f"supported, {group.count} kernel{'' if group.count == 1 else 's'}"
+    return f"supported, {group.kernel_count} kernel{'' if group.kernel_count == 1 else 's'}"
 
 
 def judge(group: GroupEntry, query: Query) -> Verdict:

@@ -23,7 +23,6 @@ opening a bundle decodes none of them, and a look-up decodes those of one signat
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
@@ -88,15 +87,14 @@ def _check_libraries(libraries: Mapping[str, tuple[FileReference, ...]]) -> None
         raise ValueError("not as many libraries for one host as for another, or none")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEntry:
+class GroupEntry(NamedTuple):
     """One group in the catalog: enough to find it, or to say why it does not match.
 
     Attributes not listed are as in :class:`~.Kernel`.
 
     Attributes:
         name: readable name, also the stem of its files.
-        count: number of kernels.
+        kernel_count: number of kernels.
         child: the group's own index.
         code: GPU code of its kernels, and perhaps of other groups'.
         libraries: host to the libraries with the kernels' host code, the same number for each host.
@@ -110,7 +108,7 @@ class GroupEntry:
     accumulator: str
     epilogue: str
     target: str
-    count: int
+    kernel_count: Annotated[int, Key("count")]
     child: FileReference
     code: FileReference
     libraries: Annotated[Mapping[str, tuple[FileReference, ...]], Check(_check_libraries)]
@@ -237,8 +235,7 @@ class Groups(Sequence[GroupEntry]):
         return entry
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog:
+class Catalog(NamedTuple):
     """The catalog of a bundle.
 
     Attributes:

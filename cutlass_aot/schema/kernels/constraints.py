@@ -1,8 +1,7 @@
 """Constraints of a kernel on its operands, and layouts of scale factors in memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from cutlass_aot.schema.codec import OMIT, Check, row
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -27,8 +26,7 @@ MAX_OPERANDS = 16
 
 
 @row
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """Says that an operand holds the scale factors of another one.
 
     Each factor scales ``block`` consecutive elements along one extent. With R rows (all extents but the batch
@@ -54,12 +52,12 @@ class Scale:
     along: str = "K"
     swizzle: str = ""
 
-    def count(self, batch: int, rows: int, extent: int) -> int:
+    def factors(self, batch: int, rows: int, extent: int) -> int:
         """Number of factors for ``batch`` matrices of ``rows`` x ``extent`` elements."""
-        factors = -(-extent // self.block)
+        across = -(-extent // self.block)
         if self.swizzle == SWIZZLE_32X4X4:
-            return batch * (-(-rows // 128) * 128) * (-(-factors // 4) * 4)
-        return batch * rows * factors
+            return batch * (-(-rows // 128) * 128) * (-(-across // 4) * 4)
+        return batch * rows * across
 
     def multiples(self, extents: Sequence[str | int], dtype: str) -> dict[str, int]:
         """By name, what each of the scaled operand's ``extents`` is a multiple of.
@@ -79,8 +77,7 @@ SWIZZLES = ("", SWIZZLE_32X4X4, SWIZZLE_COLUMNS)
 """Layouts of scale factors in memory, see :class:`Scale`."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperandConstraint:
+class OperandConstraint(NamedTuple):
     """The constraints of a kernel on one operand.
 
     Shapes count elements, also where several share a byte.

@@ -1,7 +1,6 @@
 """Whether a kernel supports operands: a pure function of their descriptions, with a reason for a refusal."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ MAX_REACH = 2**63 - 1
 """Bound of extent times stride, in elements: launch code computes with signed 64-bit integers."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperandDescription:
+class OperandDescription(NamedTuple):
     """An operand without its data.
 
     Attributes:
@@ -87,7 +85,7 @@ def read_as(found: OperandDescription, dtype: str) -> OperandDescription:
         raise OperandError(f"expected a tensor to be read as {dtype}, got a number")
     own = DTYPES[found.dtype]
     if own.bits == other.bits:
-        return replace(found, dtype=dtype)
+        return found._replace(dtype=dtype)
     contiguous = next((mode for mode in reversed(range(len(found.shape))) if found.strides[mode] == 1), None)
     if contiguous is None:
         raise OperandError(f"expected a mode of stride 1 to read as {dtype}, got strides {found.strides}")
@@ -99,7 +97,7 @@ def read_as(found: OperandDescription, dtype: str) -> OperandDescription:
         1 if mode == contiguous else _elements(stride, own, other, "a stride") if extent > 1 else stride
         for mode, (extent, stride) in enumerate(zip(found.shape, found.strides, strict=True))
     )
-    return replace(found, dtype=dtype, shape=shape, strides=strides)
+    return found._replace(dtype=dtype, shape=shape, strides=strides)
 
 
 def _elements(count: int, own: DType, other: DType, what: str) -> int:
@@ -154,7 +152,7 @@ def _factors(scale: Scale, shape: Mapping[str | int, int]) -> int:
     """Number of scale factors of an operand with these extents, by name."""
     others = dict(shape)
     extent, batch = others.pop(scale.along), others.pop(BATCH, 1)
-    return scale.count(batch, prod(others.values()), extent)
+    return scale.factors(batch, prod(others.values()), extent)
 
 
 class Accepted(NamedTuple):

@@ -64,4 +64,4 @@ def requests_from_bytes(data: bytes, group: GroupEntry, what: str) -> RequestInd
     """Read what :func:`requests_to_bytes` gave."""
     if len(data) > MAX_INDEX_BYTES:
         raise CorruptFile(f"{what} has {len(data)} bytes, an index has at most {MAX_INDEX_BYTES}")
-    return RequestIndex(unseal(data, REQUESTS_KIND, SCHEMA, what), group.count, what)
+    return RequestIndex(unseal(data, REQUESTS_KIND, SCHEMA, what), group.kernel_count, what)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from cutlass_aot.schema.kernels.operands import (
     supports,
 )
 from cutlass_aot.schema.targets import KNOWN_TARGETS
+from tests.support.replace import replace
 
 pytestmark = pytest.mark.compile
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cutlass_aot.bundle.apply_tuning import apply_tuning, with_tuning
@@ -18,6 +16,7 @@ from cutlass_aot.schema.kernels.operands import describe
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuned import objects_of, rankings_of_manifest
 from cutlass_aot.schema.tuning.tuning import TunedProblem
+from tests.support.replace import replace
 from tests.support.synthetic import entry, kernels, plan, ranking
 from tests.support.tunings import GPU, PROBLEM, tuned_group, tuning
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.bundles.signature import SIGNATURES
 from tests.support.flips import files_of, flipped
 from tests.support.registries import fake_registry
+from tests.support.replace import replace
 from tests.support.signing import Key, make_key
 from tests.support.synthetic import entry, kernels, plan, request_group
 from tests.support.tunings import tuned_group, tuning

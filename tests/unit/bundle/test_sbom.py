@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, Catalog
 from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.encoding import digest
 from tests.support.kernels import gemm
+from tests.support.replace import replace
 from tests.support.synthetic import entry, kernels, plan
 from tests.support.verifying import verify_path, verify_wheel
 

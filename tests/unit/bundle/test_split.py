@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from cutlass_aot.runtime.files.signatures import read_public_key
 from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.flips import flipped
+from tests.support.replace import replace
 from tests.support.signing import make_key
 from tests.support.synthetic import exports, group, kernels, launcher, packed, plan, ranking, shared_object
 from tests.support.verifying import verify_path, verify_wheel

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.runtime.files.signatures import read_public_keys
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from tests.support.flips import files_of, flipped, positions
+from tests.support.replace import replace
 from tests.support.signing import Key, make_key
 from tests.support.synthetic import plan, request_group
 from tests.support.verifying import verify_path

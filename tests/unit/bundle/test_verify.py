@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -40,6 +39,7 @@ from cutlass_aot.schema.tuning.ranking import (
     RankedProblems,
 )
 from tests.support.kernels import gemm
+from tests.support.replace import replace
 from tests.support.synthetic import entry, exports, kernels, plan, ranking, shared_object
 from tests.support.unreadable import unreadable
 from tests.support.verifying import verify_path

@@ -10,7 +10,6 @@ import shutil
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -26,6 +25,7 @@ from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, File
 from cutlass_aot.schema.bundles.group_index import group_from_bytes
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.tuning.ranking import RankedProblems, Ranking
+from tests.support.replace import replace
 from tests.support.synthetic import (
     entry,
     exports,

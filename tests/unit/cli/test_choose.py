@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Machine
 from cutlass_aot.schema.tuning.tuning import Accuracy
 from cutlass_aot.tuning.fit import fit_group
+from tests.support.replace import replace
 from tests.support.synthetic import entry, kernels, plan
 from tests.support.tunings import PROBLEM, tuned_group, tuning
 

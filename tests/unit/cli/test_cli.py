@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from cutlass_aot.schema.words import plural, size
 from cutlass_aot.store.store import Store
 from tests.support.bundles import designs, write_bundle
 from tests.support.kernels import gemm, operand
+from tests.support.replace import replace
 
 ARTIFACT = Artifact("0" * 64, 1000, Facts("sm_90a", "12.9", 168, 0, 1024, 900), 1.0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -18,6 +17,7 @@ from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
+from tests.support.replace import replace
 
 PROBLEM = Problem("gemm", ("f64", "f64", "f64"), "ttt", "f64")
 LAYOUTS = tuple("".join(letters) for letters in product("tn", repeat=3))

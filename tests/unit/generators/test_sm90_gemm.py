@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -26,6 +25,7 @@ from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
+from tests.support.replace import replace
 
 PROBLEM = Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32")
 

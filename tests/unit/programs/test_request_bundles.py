@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, FileReference, Grou
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.requests.request import CallByName, CompiledRequest
 from cutlass_aot.schema.requests.request_index import requests_to_bytes
+from tests.support.replace import replace
 from tests.support.requests import compiled, request
 from tests.support.synthetic import REQUESTS, group, kernels, plan, request_group
 from tests.support.verifying import verify_path
@@ -74,7 +74,7 @@ def test_groups_of_requests_have_their_signature_and_no_alignment(bundle: Path) 
     assert catalog.alignment == 16
     (entry,) = catalog.groups.with_signature("cute.compile   sm_90a")
     assert catalog.groups.of_operation("cute.compile", "sm_90a") == (entry,)
-    assert (entry.operands, entry.layouts, entry.count) == ((), "", 2)
+    assert (entry.operands, entry.layouts, entry.kernel_count) == ((), "", 2)
     assert dict(entry.parameters) == {"callable": "ops.norm.Norm.__call__"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.support import bundles
 from tests.support.bundles import REQUIREMENTS, designs, write_bundle
 from tests.support.kernels import gemm
 from tests.support.native import compile_c
+from tests.support.replace import replace
 
 F16 = ("f16", "f16", "f16")
 

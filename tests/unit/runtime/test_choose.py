@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from cutlass_aot.schema.tuning.costs import Machine, derived
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from tests.support import bundles
 from tests.support.bundles import designs, write_bundle
+from tests.support.replace import replace
 
 F16 = designs()
 B200 = designs(target="sm_100a")

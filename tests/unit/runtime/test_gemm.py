@@ -11,7 +11,6 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from cutlass_aot.runtime.selection.query import Computation
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm
 from tests.support.native import arrays, f32_gemm, native_function, on_gpu, write_host_bundle
+from tests.support.replace import replace
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -19,6 +17,7 @@ from cutlass_aot.schema.kernels.constraints import OperandConstraint, Scale
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import Rejected, describe, supports
 from tests.support.kernels import gemm, operand
+from tests.support.replace import replace
 from tests.support.torch_bundles import group
 
 TARGET = "sm_90a"
@@ -162,7 +161,7 @@ def test_numbers() -> None:
 
 
 def test_what_moves_in_whole_tiles_demands_whole_tiles():
-    tiles = dataclasses.replace(GEMM[2], name="x", written=False, multiples=(1, 128, 64))
+    tiles = GEMM[2]._replace(name="x", written=False, multiples=(1, 128, 64))
     assert from_plain(OperandConstraint, to_plain(tiles), "an operand") == tiles
     a, b, out = (
         describe((256, 64), "f16"),

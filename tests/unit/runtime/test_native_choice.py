@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from struct import pack
 from typing import Any
@@ -20,6 +19,7 @@ from cutlass_aot.schema.kernels.operands import OperandDescription, supports
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
 from cutlass_aot.schema.tuning.ranking import Extents
+from tests.support.replace import replace
 from tests.unit.runtime.test_tensors import descriptions, problems
 
 pytest.importorskip("tvm_ffi")

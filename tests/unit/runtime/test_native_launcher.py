@@ -8,7 +8,6 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +41,7 @@ from tests.support.native_launcher import (
     product,
     tensors,
 )
+from tests.support.replace import replace
 from tests.unit.runtime.test_tensors import descriptions, problems
 
 tvm_ffi = pytest.importorskip("tvm_ffi")

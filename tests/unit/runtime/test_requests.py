@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from cutlass_aot.schema.requests.request_index import requests_to_bytes
 from tests.support import bundles
 from tests.support.bundles import REQUIREMENTS, designs, write_bundle
 from tests.support.native import compile_c
+from tests.support.replace import replace
 from tests.support.requests import compiled
 
 tvm_ffi = pytest.importorskip("tvm_ffi")

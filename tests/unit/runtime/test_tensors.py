@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +17,7 @@ from cutlass_aot.schema.kernels.operands import (
     supports,
 )
 from tests.support.kernels import gemm
+from tests.support.replace import replace
 
 GEMM = gemm(layouts="tnt")
 WIDTH = 8

@@ -7,7 +7,6 @@ import json
 import os
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from cutlass_aot.schema.bundles.catalog import (
 from cutlass_aot.schema.bundles.group_index import GROUP_KIND
 from cutlass_aot.schema.encoding import digest, seal
 from tests.support.bundles import HOST, designs, write_bundle
+from tests.support.replace import replace
 from tests.support.unreadable import unreadable
 
 
@@ -57,7 +57,7 @@ def test_open_reads_the_index_alone(bundle: Path) -> None:
     for path in [*bundle.glob("groups/*"), *bundle.glob("lib/*/*")]:
         path.unlink()
     opened = cutlass_aot.open(bundle)
-    assert [group.count for group in opened.groups] == [3, 3]
+    assert [group.kernel_count for group in opened.groups] == [3, 3]
     with pytest.raises(BundleError, match=r"groups/.*is missing: the bundle is incomplete"):
         opened.kernels()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from cutlass_aot.schema.requests.request_index import (
     requests_from_bytes,
     requests_to_bytes,
 )
+from tests.support.replace import replace
 from tests.support.requests import compiled, request
 
 CALL = CallByName(("x", "eps"), (1e-6,))

@@ -39,7 +39,7 @@ def synthetic(tmp_path_factory):
 
 def test_the_synthetic_bundle_has_the_kernels_asked_for(synthetic):
     bundle = cutlass_aot.open(synthetic, check=False)
-    counts = [group.count for group in bundle.groups]
+    counts = [group.kernel_count for group in bundle.groups]
     assert sum(counts) == KERNELS
     assert len(counts) == 704
     assert set(bundle.targets) == {"sm_80", "sm_90a", "sm_100a", "sm_103a"}
@@ -48,7 +48,7 @@ def test_the_synthetic_bundle_has_the_kernels_asked_for(synthetic):
     out = cutlass_aot.describe((64, 256), "bf16")
     found = bundle.find(a, b, out, target="sm_103a")
     assert {kernel.group.layouts for kernel in found} == {"tnt"}
-    assert len(found) == found[0].group.count
+    assert len(found) == found[0].group.kernel_count
 
 
 def test_the_same_number_of_kernels_gives_the_same_bytes(synthetic, tmp_path):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cutlass_aot.schema.kernels.operands import packed, supports
 from cutlass_aot.tuning.design import MOST_K, MOST_M, MOST_N, design
 from tests.support.kernels import gemm
+from tests.support.replace import replace
 
 
 def test_problems_are_allowed_by_the_operands_and_none_comes_twice() -> None:

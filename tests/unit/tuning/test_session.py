@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cutlass_aot.errors import DeviceError, TuningError
@@ -15,6 +13,7 @@ from cutlass_aot.tuning import session
 from cutlass_aot.tuning.session import Skipped, plan, resumed, run
 from tests.support.bundles import designs, entry, write_bundle
 from tests.support.kernels import gemm, operand
+from tests.support.replace import replace
 from tests.support.tunings import tuned_group, tuning
 
 SMALL, ODD, LARGE = Extents(1, 16, 64, 64), Extents(1, 16, 64, 60), Extents(1, 4096, 4096, 4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -30,6 +29,7 @@ from tests.support.oci import (
     refused,
     tree,
 )
+from tests.support.replace import replace
 from tests.support.synthetic import plan
 
 
