@@ -28,7 +28,7 @@ from cutlass_aot.tuning.rotation import MOST_SETS, Place, Rotation, plan_rotatio
 from cutlass_aot.tuning.search import Effort, rank
 from cutlass_aot.tuning.session import Job, Skipped
 
-BATCH_SECONDS = 1e-3
+BATCH_SECONDS = 4e-4
 """What one batch of launches is to take: long beside the resolution of events, about half a microsecond."""
 
 MOST_REPLAYS = 16

@@ -13,7 +13,7 @@ from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import EXTENTS, constraints, problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, MOST_TOTALS, ROWS, THREADS, Plan, make_plan
+from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, ROWS, THREADS, Plan, make_plan
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -56,6 +56,18 @@ class _Design:
             "persistent": self.persistent,
         }
 
+    @property
+    def warp_groups(self) -> int:
+        """Warp groups that compute: three if they can share the rows equally, else one or two."""
+        rows = self.tile[1] if self.swap else self.tile[0]
+        return 3 if rows % (3 * ROWS) == 0 else min(2, rows // ROWS)
+
+    @property
+    def spills_wide(self) -> bool:
+        """Whether results that stay f32 take more registers than the sums leave."""
+        totals = self.tile[0] * self.tile[1] // (self.warp_groups * THREADS)
+        return totals > (80 if self.warp_groups == 3 else 128)
+
     def constants(self, device: DeviceProfile) -> dict[str, int]:
         """Numbers of the device profile that are compiled in: the bounds of a persistent kernel's grid."""
         if not self.persistent:
@@ -70,7 +82,7 @@ class _Design:
         return make_plan(
             tile=tile,
             cluster=cluster,
-            warp_groups=min(2, tile[0] // ROWS),
+            warp_groups=self.warp_groups,
             blocks=self.blocks,
             swap=self.swap,
             active=active,
@@ -83,19 +95,26 @@ class _Design:
 _EXCHANGED = {
     (8, 64, 2, 2): "1x1x1 1x1x2 1x1x4 1x1x8",
     (16, 64, 2, 1): "1x1x1",
-    (16, 64, 2, 2): "1x1x1 1x1x4 1x1x8",
+    (16, 64, 2, 2): "1x1x4 1x1x8",
     (24, 64, 1, 2): "1x1x1",
     (32, 64, 2, 1): "1x1x1",
-    (48, 64, 1, 2): "1x1x2",
-    (144, 64, 1, 1): "1x1x4",
+    (56, 64, 1, 1): "1x1x1",
+    (72, 64, 1, 1): "1x1x1 1x1x2",
+    (88, 64, 1, 1): "1x1x1",
+    (104, 64, 1, 2): "1x1x4",
+    (120, 64, 1, 1): "1x1x1",
+    (144, 64, 1, 1): "1x1x1",
     (32, 128, 1, 2): "1x1x1",
-    (48, 128, 1, 2): "1x1x1",
-    (64, 128, 1, 1): "1x4x1 2x1x2",
+    (64, 128, 1, 1): "2x1x2",
     (72, 128, 1, 1): "2x1x1",
+    (80, 128, 1, 1): "1x1x1",
+    (88, 128, 1, 1): "1x1x1",
     (96, 128, 1, 1): "1x4x1",
-    (136, 128, 1, 1): "2x1x1",
-    (160, 128, 1, 1): "1x2x1",
-    (176, 128, 1, 1): "1x2x1",
+    (112, 128, 1, 1): "1x1x1",
+    (216, 128, 1, 1): "1x1x1",
+    (88, 192, 1, 1): "1x1x1 2x1x1",
+    (112, 192, 1, 1): "2x1x1",
+    (96, 256, 1, 1): "1x1x1",
 }
 """Tiles of M, N and lines of 128 bytes along K with blocks a multiprocessor, and their clusters. A and B are
 exchanged: for few rows, and for numbers of rows that multiples of 64 do not fit."""
@@ -104,34 +123,48 @@ _STRAIGHT = {
     (64, 16, 2, 1): "1x1x1 1x1x4",
     (64, 16, 2, 2): "1x1x4",
     (64, 32, 2, 1): "1x1x1 1x1x4",
+    (64, 48, 1, 1): "2x1x1",
     (64, 64, 1, 2): "1x1x1 1x1x4",
-    (64, 72, 1, 1): "1x1x1 1x1x4",
-    (64, 96, 1, 1): "1x1x1 1x1x4 1x2x1 2x2x1",
+    (64, 72, 1, 1): "1x1x4",
+    (64, 80, 1, 1): "1x1x1",
+    (64, 96, 1, 1): "1x1x1 1x1x4",
+    (64, 104, 1, 1): "1x1x1",
     (64, 112, 1, 1): "1x1x1",
     (64, 128, 1, 1): "2x2x1",
-    (64, 144, 1, 1): "1x1x1",
-    (64, 192, 1, 1): "1x1x1",
+    (64, 144, 1, 1): "2x1x1",
     (64, 224, 1, 1): "1x1x1",
-    (128, 64, 1, 1): "1x1x1",
-    (128, 96, 1, 1): "1x1x3",
-    (128, 144, 1, 1): "1x1x1 1x1x2",
-    (128, 160, 1, 1): "1x2x1",
-    (128, 192, 1, 1): "1x1x4",
-    (128, 208, 1, 1): "1x1x1 2x1x1",
+    (128, 80, 1, 1): "1x1x1",
+    (128, 200, 1, 1): "1x2x1",
+    (192, 128, 1, 1): "1x2x1",
+    (192, 144, 1, 1): "1x1x1",
 }
 """The same without an exchange: widths that leave few of 132 multiprocessors without a tile."""
 
+_EXCHANGED_PERSISTENT = {
+    (168, 128, 1, 1): "1x1x1",
+    (112, 192, 1, 1): "1x1x1",
+    (136, 192, 1, 1): "1x1x1",
+    (160, 192, 1, 1): "1x2x1",
+    (176, 192, 1, 1): "1x2x1",
+    (200, 192, 1, 1): "1x1x1",
+    (144, 256, 1, 1): "1x1x1",
+}
+"""The same for persistent kernels with an exchange."""
+
 _PERSISTENT = {
-    (128, 96, 1, 1): "1x1x1",
     (128, 128, 1, 1): "1x1x1",
-    (128, 160, 1, 1): "1x1x1",
+    (128, 144, 1, 1): "1x1x1",
+    (128, 160, 1, 1): "1x1x1 2x1x1",
     (128, 176, 1, 1): "1x1x1",
-    (128, 192, 1, 1): "1x1x1",
-    (128, 208, 1, 1): "1x1x1",
+    (128, 192, 1, 1): "2x1x1",
     (128, 224, 1, 1): "1x1x1",
+    (192, 112, 1, 1): "1x1x1",
+    (192, 160, 1, 1): "1x1x1",
+    (192, 192, 1, 1): "1x1x1",
+    (256, 128, 1, 1): "1x1x1",
     (256, 192, 1, 1): "1x1x1",
 }
-"""The same for persistent kernels: for many tiles with a short sum."""
+"""The same for persistent kernels without one: for many tiles with a short sum."""
 
 
 def _designs(input_bits: int) -> Iterator[_Design]:
@@ -139,6 +172,7 @@ def _designs(input_bits: int) -> Iterator[_Design]:
     for table, swap, persistent in (
         (_EXCHANGED, True, False),
         (_STRAIGHT, False, False),
+        (_EXCHANGED_PERSISTENT, True, True),
         (_PERSISTENT, False, True),
     ):
         for (m, n, lines, blocks), clusters in table.items():
@@ -265,8 +299,7 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
             continue
-        # Results that stay f32 take more registers than the largest tiles leave.
-        if wide and design.tile[0] * design.tile[1] > 2 * THREADS * MOST_TOTALS:
+        if wide and design.spills_wide:
             continue
         yield design
 

@@ -3,8 +3,8 @@
 out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), computed in f32
 
 One block computes one tile of ``out``, or the part of it that a slice of K gives; a persistent one tile after
-tile, loading the next while it stores one. A warp of its own issues TMA loads into a ring of stages; one or
-two warp groups take them out with WGMMA. Blocks of a cluster share
+tile, loading the next while it stores one. A warp of its own issues TMA loads into a ring of stages; one to
+three warp groups take them out with WGMMA. Blocks of a cluster share
 operands by multicast, along M and N, and share the sum along K: each keeps its partial tile in shared
 memory, and each adds up its part of the tile over all of them, in a fixed order, so that equal operands give
 equal bits. Nothing is kept in device memory between them, so that no launch needs a workspace.
@@ -30,16 +30,19 @@ from cutlass.utils import hopper_helpers as hopper
 from cutlass_aot.generators.sm90_gemm import epilogue as fused
 from cutlass_aot.generators.sm90_gemm.plan import (
     ALIGNMENT,
-    COMPUTING_REGISTERS,
     LOADING_REGISTERS,
     MAX_GRID_YZ,
     ROWS,
     THREADS,
+    WARP,
     WARPS,
 )
 
 LOADS = 6
 """Vectors of results that a thread loads before it stores the first."""
+
+STORES = 8
+"""Vectors of results that the threads of a warp exchange before they store the first."""
 
 RESULTS_BARRIER = 1
 """Named barrier of the warp groups that compute."""
@@ -274,7 +277,7 @@ def gemm_kernel(
 
     if warp < mma_warps:
         if cutlass.const_expr(plan.hands_over):
-            cute.arch.setmaxregister_increase(COMPUTING_REGISTERS)
+            cute.arch.setmaxregister_increase(plan.computing_registers)
         group_mma = tiled_mma.get_slice(cute.arch.make_warp_uniform(thread // THREADS) * THREADS)
         of_a = tiled_mma.make_fragment_A(group_mma.partition_A(shared_a))
         of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))
@@ -324,13 +327,18 @@ def gemm_kernel(
             if count_k > 0:
                 release(empty + before, lane, sharer, sharers)
             begin = corner_of(row_of_clusters, column_of_clusters, (rank_m, rank_n), (rows, columns), plan)
-            for part in cutlass.range_constexpr(tile_n // width):
-                # Every thread is done with what lay here: stages, or the part before.
-                meet(plan)
-                lay_down(total, writes, part, plan)
-                if cutlass.const_expr(split == 1):
+            if cutlass.const_expr(plan.direct):
+                store_sums(total, thread, begin, batch, out, operands, epilogue, plan)
+            else:
+                for part in cutlass.range_constexpr(tile_n // width):
+                    # Every thread is done with what lay here: stages, or the part before.
                     meet(plan)
-                    finish(staged, thread, rank, begin, part * width, batch, out, operands, epilogue, plan)
+                    lay_down(total, writes, part, plan)
+                    if cutlass.const_expr(split == 1):
+                        meet(plan)
+                        finish(
+                            staged, thread, rank, begin, part * width, batch, out, operands, epilogue, plan
+                        )
             if cutlass.const_expr(plan.active > 0):
                 row_of_clusters, column_of_clusters = place(
                     cluster + step, clusters_m, clusters_n, plan.group
@@ -353,6 +361,160 @@ def gemm_kernel(
 def meet(plan: cutlass.Constexpr) -> None:
     """Wait for all threads that compute."""
     cute.arch.barrier(barrier_id=RESULTS_BARRIER, number_of_threads=plan.warp_groups * THREADS)
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def store_sums(
+    total: Any,
+    thread: Any,
+    corner: Any,
+    batch: Any,
+    out: Any,
+    operands: Any,
+    epilogue: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Store a tile of sums from registers.
+
+    Args:
+        total: of this thread: two neighbours of each eight columns, in two of each 64 rows.
+        thread: of those that compute.
+        corner: row and column where the tile begins, and the first of each that are to be stored.
+        batch: of the tile.
+        out: (L, M, N).
+        operands: of the epilogue.
+        epilogue: formula, or None.
+        plan: everything else that is compiled in.
+    """
+    batches, rows, columns = out.shape
+    first_row, first_column, own_row, own_column = corner
+    lane = thread % WARP
+    # Of the tile, the row and the column of the output where this thread's first four neighbours begin.
+    row, column = lane // 4, lane % 2 * 8 + lane % 4 // 2 * 4
+    warp_row = thread // THREADS * ROWS + thread % THREADS // WARP * (ROWS // WARPS)
+    if cutlass.const_expr(plan.swap):
+        first_row, first_column, own_row, own_column = first_column, first_row, own_column, own_row
+        column = column + warp_row
+    else:
+        row = row + warp_row
+    if batch >= batches:
+        rows = cutlass.Int32(0)
+    row_offset, row_count = stored_part(row, first_row, own_row, rows)
+    column_offset, column_count = stored_part(column, first_column, own_column, columns)
+    todo = pieces(plan)
+    for begin in cutlass.range_constexpr(0, len(todo), STORES):
+        # The threads exchange what several vectors need before any is stored: an exchange takes long.
+        pending = []
+        for first, second, more_rows, more_columns in todo[begin : begin + STORES]:
+            inside = (row_offset + more_rows < row_count) & (column_offset + more_columns < column_count)
+            at = first_row + (row + more_rows), first_column + (column + more_columns), cutlass.Int64(batch)
+            pairs = [converted_pair(total, index, out, epilogue) for index in (first, second)]
+            if cutlass.const_expr(plan.swap):
+                pairs = [transposed(pair) for pair in pairs]
+            pending.append((inside, at, four_neighbours(*pairs, lane % 2 == 1)))
+        for inside, at, result in pending:
+            if inside:
+                emit(result.load(), at, out, operands, epilogue)
+
+
+def stored_part(place: Any, first: Any, own: Any, extent: Any) -> tuple[Any, Any]:
+    """What says whether a place of a tile is to be stored: an offset, which then is below a count.
+
+    ``place`` is counted from the tile's ``first`` row or column; those from ``own`` to ``extent`` are stored.
+    Unsigned, so that one comparison suffices: an offset before the first is a large one.
+    """
+    count = cutlass.max(extent - own, 0)
+    most = cutlass.Int64((1 << 31) - 1)
+    offset = cutlass.Int32(first - own) + place
+    return cutlass.Uint32(offset), cutlass.Uint32(cutlass.min(count, most))
+
+
+def pieces(plan: Any) -> list[tuple[int, int, int, int]]:
+    """What a warp stores at once of a tile: two rows of pairs of a thread, and where the output has them.
+
+    They are 16 columns of the output and eight rows. Each is the indices of a thread's first and second pair
+    of sums, and the rows and columns of the output before them.
+    """
+    rows, columns, _ = plan.tile
+    found = []
+    for block in range(rows // (ROWS * plan.warp_groups)):
+        for group in range(columns // 8):
+            index, down, across = (
+                (block * columns // 8 + group) * 4,
+                block * ROWS * plan.warp_groups,
+                group * 8,
+            )
+            if plan.swap:
+                # The tensor core's 16 rows of a warp are columns of the output.
+                found.append((index, index + 2, across, down))
+            elif group % 2 == 0:
+                found += [(index + half, index + half + 4, down + half * 4, across) for half in (0, 2)]
+    return found
+
+
+def converted_pair(total: Any, index: int, out: Any, epilogue: Any) -> Any:
+    """Two neighbouring sums as results, or as they are for an epilogue."""
+    pair = cute.make_rmem_tensor(2, cutlass.Float32)
+    pair[0], pair[1] = settled(total[index]), settled(total[index + 1])
+    if epilogue is not None:
+        return pair
+    converted = cute.make_rmem_tensor(2, out.element_type)
+    converted.store(pair.load().to(out.element_type))
+    return converted
+
+
+def four_neighbours(first: Any, second: Any, odd: Any) -> Any:
+    """Four neighbours of eight columns, of two from each of two threads: of the first eight, or the second.
+
+    Of two threads next to each other, the even one gets those of ``first``, the odd one those of ``second``.
+    """
+    four = cute.make_rmem_tensor(4, first.element_type)
+    words, one, two = (cute.recast_tensor(tensor, cutlass.Int32) for tensor in (four, first, second))
+    count = cute.size(one)
+    for word in range(count):
+        given = cutlass.Int32(cutlass.select_(odd, one[word], two[word]))
+        taken = cutlass.Int32(cute.arch.shuffle_sync_bfly(given, 1))
+        words[word] = cutlass.Int32(cutlass.select_(odd, taken, one[word]))
+        words[count + word] = cutlass.Int32(cutlass.select_(odd, two[word], taken))
+    return four
+
+
+def transposed(pair: Any) -> Any:
+    """Of eight rows of which each thread of a warp has two neighbours of one, two neighbours of a column."""
+    result = cute.make_rmem_tensor(2, pair.element_type)
+    word = cute.recast_tensor(pair, cutlass.Int32)[0]
+    cute.recast_tensor(result, cutlass.Int32)[0] = move_matrix(word)
+    return result
+
+
+@dsl_user_op  # type: ignore[untyped-decorator]
+def move_matrix(word: Any, *, loc: Any = None, ip: Any = None) -> Any:
+    """Transpose a matrix of 8 x 8 elements of 16 bits, of which each thread of a warp has two.
+
+    Source: PTX ISA, "movmatrix".
+    """
+    return cutlass.Int32(
+        llvm.inline_asm(
+            cutlass.Int32.mlir_type,
+            [cutlass.Int32(word).ir_value(loc=loc, ip=ip)],
+            "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;",
+            "=r,r",
+            has_side_effects=True,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+            loc=loc,
+            ip=ip,
+        )
+    )
+
+
+def emit(result: Any, at: tuple[Any, Any, Any], out: Any, operands: Any, epilogue: cutlass.Constexpr) -> None:
+    """Store neighbouring results of a row, or what the epilogue makes of sums."""
+    if epilogue is None:
+        fused.store(out, at, result)
+        return
+    targets = (out, *fused.stored(epilogue, operands))
+    for target, value in zip(targets, fused.results(epilogue, result, operands, at), strict=True):
+        fused.store(target, at, value)
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -467,14 +629,7 @@ def finish(
             )
         for inside, at, result in pending:
             if inside:
-                if cutlass.const_expr(epilogue is None):
-                    fused.store(out, at, result)
-                else:
-                    targets = (out, *fused.stored(epilogue, operands))
-                    for target, value in zip(
-                        targets, fused.results(epilogue, result, operands, at), strict=True
-                    ):
-                        fused.store(target, at, value)
+                emit(result, at, out, operands, epilogue)
 
 
 def settled(value: Any) -> Any:

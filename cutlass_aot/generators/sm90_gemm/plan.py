@@ -26,14 +26,17 @@ LINE_BYTES = 128
 ROWS = 64
 """Rows of a tensor-core instruction."""
 
-MOST_TOTALS = 128
-"""Sums of a tile that a thread can hold without taking registers from the warps that load."""
+REGISTERS = 64 * 1024
+"""Registers of a multiprocessor; each of its four parts has a fourth of them. Source: as above."""
+
+OTHER_REGISTERS = 64
+"""Registers that a thread which computes needs beside its sums."""
 
 MOST_STAGED_COLUMNS = 32
 """Most columns of results that a persistent block keeps in shared memory at once, beside the ring."""
 
-LOADING_REGISTERS, COMPUTING_REGISTERS = 40, 232
-"""Registers of a thread after they are handed over: 40 + 2 * 232 of the 512 of three warp groups."""
+LOADING_REGISTERS = 40
+"""Registers of a thread that loads, after it has handed over the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,24 @@ class Plan:
     staged_bits: int
 
     @property
+    def totals(self) -> int:
+        """Sums that each thread that computes holds."""
+        rows, columns, _ = self.tile
+        return rows * columns // (self.warp_groups * THREADS)
+
+    @property
     def hands_over(self) -> bool:
         """Whether the loading warps hand registers over. Only a whole warp group can, so one loads then."""
-        rows, columns, _ = self.tile
-        return rows * columns // (self.warp_groups * THREADS) > MOST_TOTALS
+        # A single loading warp takes as many registers from the others as a warp group does: each part of the
+        # multiprocessor has as many for each of its warps as the part with the most warps.
+        warps = self.blocks * (self.warp_groups + 1)
+        return self.totals + OTHER_REGISTERS > REGISTERS // WARPS // WARP // warps
+
+    @property
+    def computing_registers(self) -> int:
+        """Registers of a thread that computes, after the others have handed theirs over: a multiple of 8."""
+        left = REGISTERS // THREADS - LOADING_REGISTERS
+        return min(left // self.warp_groups // 8 * 8, 232)
 
     @property
     def threads(self) -> int:
@@ -82,6 +99,17 @@ class Plan:
     def split(self) -> int:
         """Blocks of a cluster that share the sum along K."""
         return self.cluster[2]
+
+    @property
+    def direct(self) -> bool:
+        """Whether sums are stored from registers, without a detour through shared memory.
+
+        Threads exchange 16 neighbours along the contiguous mode of the output, which are whole sectors of
+        memory if tiles begin at multiples of them; with an exchange of operands they can exchange 16 bits.
+        """
+        if self.swap:
+            return self.split == 1 and self.staged_bits == 16
+        return self.split == 1 and self.tile[1] % 16 == 0
 
     @property
     def vector(self) -> int:
@@ -111,6 +139,8 @@ class Plan:
     @property
     def staged_bytes(self) -> int:
         """Bytes of results in shared memory."""
+        if self.direct:
+            return 0
         lines = self.staged_columns if self.swap else self.tile[0]
         return lines * self.staged_stride * self.staged_bits // 8
 
@@ -140,7 +170,7 @@ def make_plan(
     """Work out a design: as many stages as shared memory has room for.
 
     Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are.
-    Raises :class:`ValueError` if the results, or two stages, do not fit.
+    Raises :class:`ValueError` if the results, or two stages, do not fit, or cannot be shared equally.
     """
     rows, columns, depth = tile
     capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT
@@ -155,8 +185,10 @@ def make_plan(
         group=max(1, 8 // cluster[0]),
         stages=0,
         stage_bytes=stage_bytes,
-        staged_bits=32 if cluster[2] > 1 or swap or fused else output_bits,
+        staged_bits=32 if cluster[2] > 1 or fused else output_bits,
     )
+    if rows * columns % (plan.vector * plan.split):
+        raise ValueError(f"{plan.split} blocks cannot store equal parts of a tile {tile}")
     stages = (capacity - (plan.staged_bytes if active else 0)) // stage_bytes
     plan = replace(plan, stages=stages)
     if stages < 2 or plan.shared_bytes > capacity:

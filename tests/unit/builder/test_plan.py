@@ -189,7 +189,7 @@ def test_a_kernel_is_known_to_be_bad(kernel, dsl, bad):
 
 def test_it_is_so_with_an_epilogue_too():
     kernel = gemm(("u8", "u8", "bf16"), accumulator="i32", target="sm_100a", epilogue="D = accum * row")
-    row = dataclasses.replace(operand("out", "f32"), name="row", extents=("N",), written=False)
+    row = operand("out", "f32")._replace(name="row", extents=("N",), written=False)
     assert known_bad(dataclasses.replace(kernel, operands=(*kernel.operands, row)), "4.8.1")
 
 

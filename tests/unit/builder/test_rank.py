@@ -202,9 +202,7 @@ def test_shapes_are_held_against_divisibility(layouts, extents, fits):
 
 
 def test_what_is_no_gemm_has_no_shapes():
-    operands = tuple(
-        operand._replace(extents=("G", *operand.extents[1:])) for operand in gemm().operands
-    )
+    operands = tuple(operand._replace(extents=("G", *operand.extents[1:])) for operand in gemm().operands)
     assert supported(operands, [SHAPE]) == ()
 
 

@@ -78,7 +78,7 @@ def test_what_is_written_reads_back_and_verifies(small, out):
         index = group_from_bytes((out / found.child.path).read_bytes(), found, "child")
         names = [entry.kernel.name for entry in index]
         assert names == sorted(names)
-        assert len(names) == found.count == 3
+        assert len(names) == found.kernel_count == 3
     bf16, f16 = catalog.groups
     assert bf16.rankings == ()
     (reference,) = f16.rankings

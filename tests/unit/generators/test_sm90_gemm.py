@@ -15,6 +15,7 @@ from cutlass_aot.generators.registry import version_of
 from cutlass_aot.generators.sm90_gemm.generator import FAMILY, Sm90Gemm, epilogue_of, plan_of
 from cutlass_aot.generators.sm90_gemm.plan import (
     ALIGNMENT,
+    LOADING_REGISTERS,
     RESERVED_BYTES,
     SHARED_BYTES,
     Plan,
@@ -88,8 +89,8 @@ def test_results_that_stay_f32_have_no_tiles_of_more_than_128_sums_a_thread(
     problem = replace(PROBLEM, dtypes=("bf16", "bf16", "f32"))
     found = {kernel.design: plan_of(kernel) for kernel in Sm90Gemm().enumerate(problem, "sm_90a", device)}
     assert found.keys() < {kernel.design for kernel in kernels}
-    assert not any(plan.hands_over for plan in found.values())
-    assert any(plan_of(kernel).hands_over for kernel in kernels)
+    assert all(plan.totals <= (80 if plan.warp_groups == 3 else 128) for plan in found.values())
+    assert any(plan_of(kernel).totals > 128 for kernel in kernels)
 
 
 def test_row_major_weights_have_tiles_of_whole_swizzled_lines(
@@ -218,7 +219,7 @@ def test_every_plan_fits_a_multiprocessor(kernels: list[Kernel]) -> None:
         # Every block of a slice of K stores an equal part of the tile, in whole vectors along a line.
         assert rows * columns % (plan.vector * plan.split) == 0
         assert (rows if plan.swap else columns) % plan.vector == 0
-        assert plan.staged_stride * plan.staged_bits // 8 % 16 == 0
+        assert plan.direct or plan.staged_stride * plan.staged_bits // 8 % 16 == 0
         assert plan.warp_groups * 64 <= rows
         assert plan.cluster[0] * plan.cluster[1] * plan.cluster[2] <= 8
         # What each block loads of a shared operand is whole swizzled groups of eight rows.
@@ -251,8 +252,29 @@ def test_stages_fill_shared_memory() -> None:
 def test_registers_are_handed_over_for_large_tiles_alone() -> None:
     assert planned((256, 192, 64)).hands_over
     assert planned((256, 192, 64)).threads == 384
-    assert not planned((256, 128, 64)).hands_over
-    assert planned((256, 128, 64)).threads == 288
+    assert planned((192, 176, 64), warp_groups=3).hands_over
+    assert planned((192, 176, 64), warp_groups=3).threads == 512
+    assert not planned((128, 208, 64)).hands_over
+    assert planned((128, 208, 64)).threads == 288
+    assert not planned((192, 80, 64), warp_groups=3).hands_over
+    assert planned((192, 80, 64), warp_groups=3).threads == 416
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_registers_of_all_threads_are_those_of_a_multiprocessor(groups: int) -> None:
+    plan = planned((64 * groups, 64, 64), warp_groups=groups)
+    registers = plan.computing_registers
+    assert registers % 8 == 0
+    assert 128 * (LOADING_REGISTERS + groups * registers) <= 64 * 1024
+
+
+def test_results_go_through_shared_memory_where_blocks_add_up_or_sectors_would_be_stored_in_parts() -> None:
+    assert planned((128, 208, 64)).direct
+    assert not planned((128, 200, 64)).direct
+    assert not planned((128, 208, 64), cluster=(1, 1, 2)).direct
+    assert planned((128, 200, 64), swap=True).direct
+    assert not planned((128, 200, 64), swap=True, output_bits=32).direct
+    assert not planned((128, 200, 64), swap=True, fused=True).direct
 
 
 def test_what_has_no_room_is_refused() -> None:
