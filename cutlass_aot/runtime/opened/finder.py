@@ -40,7 +40,7 @@ class Expected(NamedTuple):
     bound: str
 
 
-class Choice(NamedTuple):
+class Choice:
     """The kernel that a bundle takes for a problem, why, and what is expected of it.
 
     Attributes:
@@ -48,13 +48,20 @@ class Choice(NamedTuple):
         tier: ``tuned``, ``fitted``, ``scaled``, ``modelled`` or ``default order`` (see
             :mod:`~.selection.tiers`).
         reason: the data that the tier used.
-        table: computes :attr:`expected`.
+
+    Choices of the same kernel for the same reason are equal.
     """
 
-    kernel: KernelHandle
-    tier: str
-    reason: str
-    table: Callable[[], tuple[Expected, ...]]
+    __slots__ = ("_table", "kernel", "reason", "tier")
+
+    def __init__(
+        self, kernel: KernelHandle, tier: str, reason: str, table: Callable[[], tuple[Expected, ...]]
+    ) -> None:
+        """``table`` computes :attr:`expected`."""
+        self.kernel = kernel
+        self.tier = tier
+        self.reason = reason
+        self._table = table
 
     @property
     def expected(self) -> tuple[Expected, ...]:
@@ -62,7 +69,17 @@ class Choice(NamedTuple):
 
         Computed anew each time.
         """
-        return self.table()
+        return self._table()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Choice) and self._compared == other._compared
+
+    def __hash__(self) -> int:
+        return hash(self._compared)
+
+    @property
+    def _compared(self) -> tuple[KernelHandle, str, str]:
+        return self.kernel, self.tier, self.reason
 
     def __repr__(self) -> str:
         return f"Choice(kernel={self.kernel!r}, tier={self.tier!r}, reason={self.reason!r})"
