@@ -49,15 +49,23 @@ class Codec:
     """How the values of one annotation are read and written.
 
     ``read`` raises an error of :data:`~cutlass_aot.schema.encoding.MALFORMED`, ``write`` is None if values
-    are plain data already, and ``plain`` has the types of the plain data.
+    are plain data already, and ``plain`` has the types of the plain data. Plain data of the type ``same`` is
+    the value already, and need not be read.
     """
 
-    __slots__ = ("plain", "read", "write")
+    __slots__ = ("plain", "read", "same", "write")
 
-    def __init__(self, read: Reader, write: Writer | None = None, plain: tuple[type, ...] = ()) -> None:
+    def __init__(
+        self,
+        read: Reader,
+        write: Writer | None = None,
+        plain: tuple[type, ...] = (),
+        same: type | None = None,
+    ) -> None:
         self.read = read
         self.write = write
         self.plain = plain
+        self.same = same
 
     def to_plain(self, value: Any) -> Any:
         """A value as plain data."""
@@ -202,7 +210,7 @@ class _LazyCodec(Codec):
 
     def __getattr__(self, name: str) -> Any:
         made = _made(self.annotation)
-        self.read, self.write, self.plain = made.read, made.write, made.plain
+        self.read, self.write, self.plain, self.same = made.read, made.write, made.plain, made.same
         return getattr(self, name)
 
 
@@ -264,7 +272,7 @@ def _leaf(kind: type, write: Writer | None = None) -> Codec:
             raise _unexpected(data, _NAMES[kind])
         return data
 
-    return Codec(read, write, (kind,))
+    return Codec(read, write, (kind,), kind)
 
 
 def _number(data: Any, _what: str) -> float:
@@ -357,7 +365,7 @@ def _list(annotation: Any) -> Codec:
         items: list[Any] = []
         try:
             for item in data:
-                items.append(codec.read(item, what))
+                items.append(item if type(item) is codec.same else codec.read(item, what))
         except MALFORMED as error:
             raise _inside(error, f"[{len(items)}]") from None
         return tuple(items)
@@ -447,7 +455,8 @@ def _record(cls: Any) -> Codec:
         try:
             for _, key, codec, default in fields:
                 if key in data:
-                    values.append(codec.read(data[key], what))
+                    item = data[key]
+                    values.append(item if type(item) is codec.same else codec.read(item, what))
                 elif default is _KEPT:
                     raise _Malformed("it is missing")
                 else:
@@ -507,7 +516,7 @@ def _sequence(codecs: list[Codec], steps: list[str]) -> tuple[Reader, Writer]:
         values: list[Any] = []
         try:
             for codec, item in zip(codecs, data, strict=True):
-                values.append(codec.read(item, what))
+                values.append(item if type(item) is codec.same else codec.read(item, what))
         except MALFORMED as error:
             raise _inside(error, steps[len(values)]) from None
         return tuple(values)

@@ -4,8 +4,8 @@ out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), computed in f32
 
 One block computes one tile of ``out``, or the part of it that a slice of K gives; a persistent one tile after
 tile, loading the next while it stores one. A warp of its own issues TMA loads into a ring of stages; one to
-three warp groups take them out with WGMMA. Blocks of a cluster share
-operands by multicast, along M and N, and share the sum along K: each keeps its partial tile in shared
+three warp groups take them out with WGMMA, and store the results from their registers. Blocks of a cluster
+share operands by multicast, along M and N, and share the sum along K: each keeps its partial tile in shared
 memory, and each adds up its part of the tile over all of them, in a fixed order, so that equal operands give
 equal bits. Nothing is kept in device memory between them, so that no launch needs a workspace.
 
@@ -408,10 +408,10 @@ def store_sums(
         for first, second, more_rows, more_columns in todo[begin : begin + STORES]:
             inside = (row_offset + more_rows < row_count) & (column_offset + more_columns < column_count)
             at = first_row + (row + more_rows), first_column + (column + more_columns), cutlass.Int64(batch)
-            pairs = [converted_pair(total, index, out, epilogue) for index in (first, second)]
+            one, two = (converted_pair(total, index, out, epilogue) for index in (first, second))
             if cutlass.const_expr(plan.swap):
-                pairs = [transposed(pair) for pair in pairs]
-            pending.append((inside, at, four_neighbours(*pairs, lane % 2 == 1)))
+                one, two = transposed(one), transposed(two)
+            pending.append((inside, at, four_neighbours(one, two, lane % 2 == 1)))
         for inside, at, result in pending:
             if inside:
                 emit(result.load(), at, out, operands, epilogue)
@@ -430,10 +430,10 @@ def stored_part(place: Any, first: Any, own: Any, extent: Any) -> tuple[Any, Any
 
 
 def pieces(plan: Any) -> list[tuple[int, int, int, int]]:
-    """What a warp stores at once of a tile: two rows of pairs of a thread, and where the output has them.
+    """What a thread stores at once of a tile: two pairs of sums, of which an exchange makes four neighbours.
 
-    They are 16 columns of the output and eight rows. Each is the indices of a thread's first and second pair
-    of sums, and the rows and columns of the output before them.
+    Each is the indices of the first and the second pair, and the rows and columns of the tile of the output
+    before what the warp stores, which has eight rows and 16 columns.
     """
     rows, columns, _ = plan.tile
     found = []

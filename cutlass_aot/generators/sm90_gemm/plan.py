@@ -55,8 +55,8 @@ class Plan:
         group: clusters along the rows that are computed one after another, for reuse in the L2 cache.
         stages: stages of the ring.
         stage_bytes: bytes of one stage.
-        staged_bits: bits of an element of the results in shared memory: 32, an accumulator, if several blocks
-            add up or an epilogue follows, else the output's.
+        staged_bits: bits of an element of the results in shared memory, or before they are stored: 32, an
+            accumulator, if several blocks add up or an epilogue follows, else the output's.
     """
 
     tile: tuple[int, int, int]
@@ -102,10 +102,11 @@ class Plan:
 
     @property
     def direct(self) -> bool:
-        """Whether sums are stored from registers, without a detour through shared memory.
+        """Whether results are stored from registers, without a detour through shared memory.
 
-        Threads exchange 16 neighbours along the contiguous mode of the output, which are whole sectors of
-        memory if tiles begin at multiples of them; with an exchange of operands they can exchange 16 bits.
+        Neighbouring threads exchange some, so that four threads hold 16 neighbouring results: a whole sector
+        of memory of 16-bit ones, where tiles begin at a multiple. Where A and B have exchanged their roles,
+        only 16-bit results can be transposed between threads.
         """
         if self.swap:
             return self.split == 1 and self.staged_bits == 16
@@ -170,7 +171,8 @@ def make_plan(
     """Work out a design: as many stages as shared memory has room for.
 
     Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are.
-    Raises :class:`ValueError` if the results, or two stages, do not fit, or cannot be shared equally.
+    Raises :class:`ValueError` if the results, or two stages, do not fit, the registers of several blocks
+    do not suffice, or blocks cannot share the results equally.
     """
     rows, columns, depth = tile
     capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT
@@ -187,6 +189,8 @@ def make_plan(
         stage_bytes=stage_bytes,
         staged_bits=32 if cluster[2] > 1 or fused else output_bits,
     )
+    if blocks > 1 and plan.hands_over:
+        raise ValueError(f"{blocks} blocks with a tile {tile} leave no registers to hand over")
     if rows * columns % (plan.vector * plan.split):
         raise ValueError(f"{plan.split} blocks cannot store equal parts of a tile {tile}")
     stages = (capacity - (plan.staged_bytes if active else 0)) // stage_bytes

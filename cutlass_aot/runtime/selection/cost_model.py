@@ -224,7 +224,7 @@ class Candidates:
         return [work(tiling, places(tiling, clusters), extents, traffic) for tiling in self.tilings]
 
     def clusters(self, sm_count: int) -> dict[int, int]:
-        """How many clusters run at once, by their size, where a kernel does not have a number of its own."""
+        """How many clusters run at once, by their size."""
         sizes = set(self.table.column("blocks"))
         return {size: clusters_at_once(size, self._known_clusters, sm_count) for size in sizes}
 
@@ -257,11 +257,12 @@ def places(tiling: Tiling, clusters: Mapping[int, int]) -> int:
 def clusters_at_once(blocks: int, known: Mapping[int, int], sm_count: int) -> int:
     """How many clusters of so many blocks run at once, with one block an SM.
 
-    ``known`` is the number for some sizes, on the GPU that kernels were compiled for; what does not fit this
-    one was another. Clusters are limited by what is known of those that are as large or smaller: two of four
+    ``known`` is the number for some sizes. If one does not fit this GPU, kernels were compiled for another,
+    and none is used. Clusters are limited by what is known of those that are as large or smaller: two of four
     blocks have to have room where one of eight has.
     """
-    known = {size: count for size, count in known.items() if count * size <= sm_count}
+    if any(count * size > sm_count for size, count in known.items()):
+        known = {}
     if blocks in known:
         return known[blocks]
     fitting = [int(sm_count * _FILLED.get(blocks, _FILLED_OTHERWISE) / blocks)]

@@ -19,6 +19,7 @@ from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm, plan_of
+from cutlass_aot.generators.sm90_gemm.plan import LOADING_REGISTERS, THREADS
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
@@ -44,7 +45,7 @@ CASES = (
     # Three warp groups, which exchange what they store.
     (Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32"), "88x192x64", "2x1x1", False),
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "136x192x64", "1x1x1", True),
-    # Registers handed over; both operands shared by multicast.
+    # Registers handed over; operands shared by multicast.
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "256x192x64", "1x1x1", True),
     (Problem("gemm", ("f16", "f16", "f32"), "tnt", "f32"), "128x144x64", "1x1x1", True),
     (Problem("gemm", ("bf16", "bf16", "bf16"), "ttt", "f32"), "192x128x64", "1x2x1", False),
@@ -52,6 +53,12 @@ CASES = (
     (
         Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
         "128x224x64", "1x1x1", True,
+    ),
+    # Results that stay f32 beside the sums of three warp groups; with an exchange, in shared memory.
+    (Problem("gemm", ("f16", "f16", "f32"), "tnt", "f32"), "160x192x64", "1x2x1", True),
+    (
+        Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
+        "192x160x64", "1x1x1", True,
     ),
 )  # fmt: skip
 
@@ -101,6 +108,10 @@ def test_no_sum_is_spilled_and_a_block_has_its_registers(objects: list[tuple[Ker
         plan = plan_of(kernel)
         warps = -(-plan.threads // 32 * plan.blocks // 4)
         assert 0 < facts.registers <= 16384 // (32 * warps), kernel.name
+        if plan.hands_over:
+            # With fewer, the warps that compute would wait for registers for ever.
+            needed = LOADING_REGISTERS + plan.warp_groups * plan.computing_registers
+            assert facts.registers * plan.threads >= THREADS * needed, kernel.name
 
 
 def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(

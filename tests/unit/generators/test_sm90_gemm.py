@@ -83,7 +83,7 @@ def test_f16_has_the_designs_of_bf16(kernels: list[Kernel], device: DeviceProfil
     assert len({kernel.group for kernel in found}) == 1
 
 
-def test_results_that_stay_f32_have_no_tiles_of_more_than_128_sums_a_thread(
+def test_results_that_stay_f32_have_no_tiles_whose_sums_take_most_registers(
     kernels: list[Kernel], device: DeviceProfile
 ) -> None:
     problem = replace(PROBLEM, dtypes=("bf16", "bf16", "f32"))
@@ -163,10 +163,30 @@ def test_persistent_kernels_know_the_gpu_and_others_do_not(kernels: list[Kernel]
         blocks = plan.cluster[0] * plan.cluster[1]
         assert constants == {f"max_active_clusters_{blocks}": plan.active}
         assert plan.active == 132 // blocks
-        # Results lie beside the ring, in parts that divide the tile.
+        assert plan.shared_bytes == plan.stages * plan.stage_bytes
+
+
+@pytest.mark.parametrize("output", ["bf16", "f32", "fused"])
+def test_results_of_persistent_kernels_lie_beside_the_ring_in_parts_of_a_tile(
+    device: DeviceProfile, output: str
+) -> None:
+    staged = [plan for plan in plans(output, device) if plan.active and not plan.direct]
+    assert bool(staged) == (output != "bf16")
+    for plan in staged:
+        assert plan.staged_bytes > 0
         assert plan.staged_offset == plan.stages * plan.stage_bytes
         assert plan.tile[1] % plan.staged_columns == 0
         assert plan.shared_bytes == plan.staged_offset + plan.staged_bytes
+
+
+def plans(output: str, device: DeviceProfile) -> list[Plan]:
+    """Of every kernel, by its output: an element type, or an epilogue's."""
+    problem = {
+        "bf16": PROBLEM,
+        "f32": replace(PROBLEM, dtypes=("bf16", "bf16", "f32")),
+        "fused": replace(PROBLEM, epilogue=EPILOGUE),
+    }[output]
+    return [plan_of(kernel) for kernel in Sm90Gemm().enumerate(problem, "sm_90a", device)]
 
 
 def test_a_record_of_another_hand_is_refused(kernels: list[Kernel]) -> None:
@@ -209,9 +229,9 @@ def test_an_f32_output_is_divided_by_four(device: DeviceProfile) -> None:
     assert [operand.divisibility for operand in kernel.operands] == [8, 8, 4]
 
 
-def test_every_plan_fits_a_multiprocessor(kernels: list[Kernel]) -> None:
-    for kernel in kernels:
-        plan = plan_of(kernel)
+@pytest.mark.parametrize("output", ["bf16", "f32", "fused"])
+def test_every_plan_fits_a_multiprocessor(device: DeviceProfile, output: str) -> None:
+    for plan in plans(output, device):
         rows, columns, _ = plan.tile
         assert plan.blocks * (plan.shared_bytes + ALIGNMENT + RESERVED_BYTES) <= SHARED_BYTES
         assert 2 * 8 * plan.stages <= ALIGNMENT  # barriers lie before the ring
@@ -279,12 +299,17 @@ def test_results_go_through_shared_memory_where_blocks_add_up_or_sectors_would_b
 
 def test_what_has_no_room_is_refused() -> None:
     with pytest.raises(ValueError, match="there are"):
-        planned((256, 256, 64), blocks=2)
+        planned((128, 32, 512), blocks=2)
+    with pytest.raises(ValueError, match="equal parts"):
+        planned((64, 104, 64), warp_groups=1, cluster=(1, 1, 3))
+    with pytest.raises(ValueError, match="registers"):
+        planned((128, 112, 64), blocks=2)
 
 
 def test_lines_of_results_are_padded_for_the_banks() -> None:
     # A warp writes two neighbouring columns of eight rows in four places of each: 32 banks of 4 bytes.
-    for plan in (planned((128, 192, 64), cluster=(1, 1, 2)), planned((64, 16, 64), warp_groups=1, swap=True)):
+    exchanged = planned((64, 16, 64), warp_groups=1, swap=True, output_bits=32)
+    for plan in (planned((128, 192, 64), cluster=(1, 1, 2)), exchanged):
         banks = []
         for row, place in product(range(8), range(4)):
             if plan.swap:

@@ -371,3 +371,13 @@ def test_a_bundle_says_what_it_was_tuned_for(tmp_path: Path) -> None:
     assert tuned.tuned_for == ("NVIDIA H200",)
     other = tuned.choose(*operands(), target=F16[0].target, gpu="NVIDIA H100")
     assert other.reason.endswith("; measured on NVIDIA H200, not on 'NVIDIA H100'")
+
+
+def test_choices_of_one_kernel_for_one_reason_are_equal(tmp_path: Path) -> None:
+    bundle = opened(tmp_path, F16)
+    one, again = (bundle.choose(*operands()) for _ in range(2))
+    assert one == again
+    assert hash(one) == hash(again)
+    assert one != one.kernel
+    assert one != bundle.choose(*operands(n=8192))
+    assert repr(one) == f"Choice(kernel={one.kernel!r}, tier={one.tier!r}, reason={one.reason!r})"

@@ -137,6 +137,7 @@ def test_clusters_of_a_persistent_kernel_take_turns_on_a_smaller_gpu(tiles: int,
 def test_what_a_device_profile_says_does_not_hold_for_fewer_sms() -> None:
     assert clusters_at_once(4, {1: 132, 4: 30}, 132) == 30
     assert clusters_at_once(4, {1: 132, 4: 30}, 112) == 25
+    assert clusters_at_once(4, {1: 132, 4: 30}, 120) == 27
     assert clusters_at_once(1, {1: 132, 4: 30}, 64) == 64
 
 
