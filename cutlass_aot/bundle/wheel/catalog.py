@@ -20,7 +20,8 @@ from cutlass_aot.schema.encoding import digest
 MAX_DIRECTORY_BYTES = 1 << 23
 """Most bytes of the zip file's own index."""
 
-_END = struct.Struct("<4s4H2LH")  # signature, disk numbers and entries, the index's size and place, comment
+END = struct.Struct("<4s4H2LH")
+"""The end of a zip file: signature, disk numbers, entries, the index's size and place, a comment's size."""
 _LARGE_END_BYTES = 20  # of the record before it in a zip file of more than 4 GiB
 _MAX_COMMENT = 0xFFFF
 ZIP_ERRORS = (
@@ -46,12 +47,12 @@ def read_wheel_catalog(wheel: Path) -> Catalog:
 def check_directory(file: BinaryIO, wheel: Path) -> None:
     """Refuse a zip index that is too large, before the standard library reads all of it."""
     size = file.seek(0, 2)
-    file.seek(max(size - _END.size - _MAX_COMMENT - _LARGE_END_BYTES, 0))
-    tail = file.read(_END.size + _MAX_COMMENT + _LARGE_END_BYTES)
+    file.seek(max(size - END.size - _MAX_COMMENT - _LARGE_END_BYTES, 0))
+    tail = file.read(END.size + _MAX_COMMENT + _LARGE_END_BYTES)
     at = tail.rfind(b"PK\x05\x06")
-    if at < 0 or len(tail) - at < _END.size:
+    if at < 0 or len(tail) - at < END.size:
         raise CorruptFile(f"{wheel} is not a zip file, or a truncated one: build or fetch it again")
-    found = _END.unpack_from(tail, at)[5]
+    found = END.unpack_from(tail, at)[5]
     large = tail[max(at - _LARGE_END_BYTES, 0) : at].startswith(b"PK\x06\x07")
     if large or found > MAX_DIRECTORY_BYTES:
         raise CorruptFile(f"{wheel} has an index of more than {MAX_DIRECTORY_BYTES} bytes, as no wheel has")

@@ -28,7 +28,13 @@ from cutlass_aot.bundle.wheel.metadata import (
     wheel_names,
 )
 from cutlass_aot.bundle.wheel.write import BUNDLE_FOLDER
-from cutlass_aot.bundle.wheel.zip_reader import digest_of, entry_problems, record_problems, text_of
+from cutlass_aot.bundle.wheel.zip_reader import (
+    digest_of,
+    entry_problems,
+    layout_problems,
+    record_problems,
+    text_of,
+)
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
@@ -52,6 +58,8 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
                 return Findings([Problem(wheel.name, f"no readable zip file ({error})", "a wheel")])
             with archive:
                 findings = Findings(list(entry_problems(archive, os.fstat(file.fileno()).st_size)))
+                if not findings.problems:
+                    findings.problems = list(layout_problems(archive, file))
                 if not findings.problems:
                     findings.problems = list(_contents(archive, wheel.name, Path(folder), keys, findings))
                 return findings

@@ -11,15 +11,16 @@ import contextlib
 import csv
 import hashlib
 import io
-import itertools
 import stat
+import struct
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from cutlass_aot.bundle.verify.directory import Problem
-from cutlass_aot.bundle.wheel.catalog import ZIP_ERRORS
+from cutlass_aot.bundle.wheel.catalog import END, ZIP_ERRORS
 from cutlass_aot.bundle.wheel.write import record_digest, record_to_text
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, check_relative
@@ -31,7 +32,10 @@ MAX_NAME_BYTES = 1024
 MAX_NAME_PARTS = 32
 _READ_BYTES = 1 << 20
 _SHOWN = 64  # characters of a name that is too long
-_ENTRY_BYTES = 30  # of the header before a file's data in a zip file, without its name
+_HEADER = struct.Struct("<4s5H3L2H")
+"""Before a file: signature, version, flags, method, time, date, CRC, sizes, lengths of name and more."""
+_LISTED_BYTES = 46  # of a file in the index, without its name
+_UTF8 = 0x800  # the flag of a name in UTF-8
 _MOST_DEFLATED = 1032  # bytes that one byte of deflate can stand for, at most (zlib's technical details)
 
 
@@ -65,11 +69,11 @@ def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
         mode = info.external_attr >> 16
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
             yield Problem(info.filename, f"file mode {mode:#o}", "a plain file")
-        if info.flag_bits & 1 or info.compress_type not in (
+        if info.flag_bits & ~_UTF8 or info.compress_type not in (
             zipfile.ZIP_STORED,
             zipfile.ZIP_DEFLATED,
         ):
-            yield Problem(info.filename, "encryption or odd compression", "stored or deflated")
+            yield Problem(info.filename, "encryption, a stream or odd compression", "stored or deflated")
             continue
         # The archive's reader allocates what an entry claims before it finds out whether the file has it.
         if info.header_offset + info.compress_size > size:
@@ -84,14 +88,55 @@ def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
                 f"{info.file_size} bytes unpacked of {info.compress_size} packed",
                 f"at most {most}",
             )
-    ordered = sorted(infos, key=lambda info: info.header_offset)
-    for one, following in itertools.pairwise(ordered):
-        end = one.header_offset + _ENTRY_BYTES + len(one.filename.encode()) + one.compress_size
-        if end > following.header_offset:
-            yield Problem(following.filename, f"data that {one.filename} has too", "data of its own")
     total = sum(info.file_size for info in infos)
     if total > MAX_WHEEL_BYTES:
         yield Problem("the wheel", f"{total} bytes unpacked", f"at most {MAX_WHEEL_BYTES}")
+
+
+def layout_problems(archive: zipfile.ZipFile, file: BinaryIO) -> Iterator[Problem]:
+    """The first thing in a zip file that is not one of the files that its index lists; at most one problem.
+
+    Some installers read a zip file from its front, others by its index. So the files lie one after the other
+    from the first byte on, each with a header that says what the index says, then the index, then its end.
+    """
+    infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+    names = [info.filename.encode() for info in infos]
+    size = file.seek(0, 2)
+    length = sum(_LISTED_BYTES + len(name) for name in names)
+    index = size - END.size - length
+    file.seek(max(size - END.size, 0))
+    count, end = len(infos), file.read()
+    if len(end) != END.size or END.unpack(end) != (b"PK\x05\x06", 0, 0, count, count, length, index, 0):
+        yield Problem(
+            "the wheel",
+            "a comment, or bytes around the zip's index",
+            f"the index of its {count} files at byte {index}, and its end at {size - END.size}",
+        )
+        return
+    at = 0
+    for info, name in zip(infos, names, strict=True):
+        if info.header_offset != at:
+            yield Problem(
+                info.filename, f"an entry at byte {info.header_offset}", f"at {at}, behind the last"
+            )
+            return
+        file.seek(at)
+        if file.read(_HEADER.size + len(name)) != _header(info, name):
+            yield Problem(info.filename, "another header before the file than in the index", "equal ones")
+            return
+        at += _HEADER.size + len(name) + info.compress_size
+    if at != index:
+        yield Problem("the wheel", f"{index - at} bytes between its files and their index", "none")
+
+
+def _header(info: zipfile.ZipInfo, name: bytes) -> bytes:
+    """The header that a file has if it agrees with the index, and has no further fields."""
+    year, month, day, hour, minute, second = info.date_time
+    time, date = hour << 11 | minute << 5 | second // 2, (year - 1980) << 9 | month << 5 | day
+    version, flags, method = info.extract_version, info.flag_bits, info.compress_type
+    sizes = info.compress_size, info.file_size
+    header = _HEADER.pack(b"PK\x03\x04", version, flags, method, time, date, info.CRC, *sizes, len(name), 0)
+    return header + name
 
 
 def digest_of(archive: zipfile.ZipFile, name: str, target: Path | None) -> str:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import platform
+import struct
 import subprocess
 import sys
 import zipfile
@@ -475,7 +476,92 @@ def test_files_that_share_their_data_are_refused(sound, tmp_path, monkeypatch):
     bad.write_bytes(data)
     monkeypatch.setattr(verify, "digest_of", None)
     (problem,) = verify_wheel(bad)
-    assert (problem.path, problem.found) == ("two", "data that one has too")
+    assert problem.path == "two"
+    assert problem.found.startswith("an entry at byte")
+
+
+HIDDEN = b"evil.pth", b"import os"
+
+
+def hidden_entry():
+    """A file with its header, as installers that read a zip file from its front see it."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr(*map(bytes.decode, HIDDEN))
+    data = archive.getvalue()
+    return data[: data.index(b"PK\x01\x02")]
+
+
+def moved(data, at, more):
+    """A zip file with more bytes at an offset, before a file's header or the index, which allows for them."""
+    data = bytearray(data)
+    end = data.rindex(b"PK\x05\x06")
+    index = int.from_bytes(data[end + 16 : end + 20], "little")
+    place = index
+    while place < end:
+        offset = int.from_bytes(data[place + 42 : place + 46], "little")
+        if offset >= at:
+            data[place + 42 : place + 46] = (offset + len(more)).to_bytes(4, "little")
+        place += 46 + sum(int.from_bytes(data[place + x : place + x + 2], "little") for x in (28, 30, 32))
+    data[end + 16 : end + 20] = (index + len(more)).to_bytes(4, "little")
+    return bytes(data[:at] + more + data[at:])
+
+
+def second_offset(data):
+    """Where the second file's header begins."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return sorted(info.header_offset for info in archive.infolist())[1]
+
+
+def with_comment(data):
+    return data[:-2] + len(b"comment").to_bytes(2, "little") + b"comment"
+
+
+def with_header(at, value):
+    """The header of the first file with another number than the index has."""
+    return lambda data: data[:at] + value + data[at + len(value) :]
+
+
+ADDED = {
+    "a hidden file first": lambda data: moved(data, 0, hidden_entry()),
+    "a hidden file between others": lambda data: moved(data, second_offset(data), hidden_entry()),
+    "a hidden file last": lambda data: moved(data, data.index(b"PK\x01\x02"), hidden_entry()),
+    "a script in front": lambda data: b"#!/bin/sh\n" + data,
+    "a script that the index allows for": lambda data: moved(data, 0, b"#!/bin/sh\n"),
+    "another zip file in front": lambda data: data + data,
+    "bytes behind": lambda data: data + b"more",
+    "a hidden file behind": lambda data: data + hidden_entry(),
+    "a comment": with_comment,
+    "another CRC": with_header(14, b"\x00\x00\x00\x01"),
+    "another packed size": with_header(18, b"\x01\x00\x00\x00"),
+    "another unpacked size": with_header(22, b"\x01\x00\x00\x00"),
+    "another name": with_header(30, b"X"),
+    "a time of its own": with_header(10, b"\x01"),
+    "further fields": with_header(28, b"\x01"),
+}
+
+
+@pytest.mark.parametrize("what", ADDED)
+def test_what_an_index_does_not_list_is_found_before_a_file_is_read(sound, tmp_path, what, monkeypatch):
+    data = sound.read_bytes()
+    changed = ADDED[what](data)
+    assert changed != data
+    (tmp_path / NAME).write_bytes(changed)
+    # What reads by the index alone sees nothing of it.
+    assert set(contents(sound)) == set(zipfile.ZipFile(tmp_path / NAME).namelist())
+    monkeypatch.setattr(verify, "digest_of", None)
+    assert len(verify_wheel(tmp_path / NAME)) == 1
+
+
+def test_a_file_that_the_index_gives_more_fields_is_found(sound, tmp_path):
+    bad = tmp_path / NAME
+    with zipfile.ZipFile(bad, "w") as archive:
+        for name, data in contents(sound).items():
+            info = zipfile.ZipInfo(name)
+            info.extra = struct.pack("<HH4s", 0x7075, 4, b"evil")
+            archive.writestr(info, data)
+    (problem,) = verify_wheel(bad)
+    assert problem.found == "a comment, or bytes around the zip's index"
 
 
 def test_an_index_that_is_too_large_is_refused_before_it_is_read(sound, tmp_path, monkeypatch):
@@ -502,7 +588,7 @@ def test_an_index_that_points_outside_the_file_is_found(sound, tmp_path):
     # Where the central directory begins, as the end record has it.
     data[end + 16 : end + 20] = (len(data) * 2).to_bytes(4, "little")
     (tmp_path / NAME).write_bytes(data)
-    assert [problem.path for problem in verify_wheel(tmp_path / NAME)] == [NAME]
+    assert [problem.path for problem in verify_wheel(tmp_path / NAME)] == ["the wheel"]
 
 
 def test_a_foreign_zip_and_no_zip_are_found(tmp_path):
