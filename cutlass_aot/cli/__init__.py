@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from cutlass_aot import __version__
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import CutlassAotError
 
 COMMANDS = {
@@ -105,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _fail(message: str, status: int) -> None:
     # If standard error cannot be written either, the exit status alone tells.
     with contextlib.suppress(OSError):
-        click.echo(f"error: {message}", err=True)
+        say(f"error: {message}", err=True)
     sys.exit(status)
 
 

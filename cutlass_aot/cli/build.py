@@ -16,6 +16,7 @@ from cutlass_aot.cli.options import (
     upstream_options,
 )
 from cutlass_aot.cli.output.render import print_json, resumable, table
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def command(
 
 def _tell_up_to_date(bundle: UpToDateBundle, *, as_json: bool) -> None:
     if not as_json:
-        click.echo(f"{bundle.bundle}: {plural(bundle.kernels, 'kernel')}, 0 compiled, up to date")
+        say(f"{bundle.bundle}: {plural(bundle.kernels, 'kernel')}, 0 compiled, up to date")
         return
     from cutlass_aot.builder.events import Finished, UpToDate
     from cutlass_aot.cli.output.event_lines import EventLines
@@ -135,21 +136,17 @@ def _build(
 def _tell_result(result: BuildResult, *, as_json: bool) -> int:
     if result.failures:
         if not as_json:
-            click.echo(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed:", err=True)
+            say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed:", err=True)
             for failure in result.failures:
-                click.echo(f"  {failure.kernel.name}\n    log: {failure.log}", err=True)
+                say(f"  {failure.kernel.name}\n    log: {failure.log}", err=True)
         before = sum(failure.before for failure in result.failures)
         if before:
-            click.echo(
-                f"{before} of them failed before with this toolchain: --retry compiles again", err=True
-            )
-        click.echo("nothing was written; what compiled is in the store", err=True)
+            say(f"{before} of them failed before with this toolchain: --retry compiles again", err=True)
+        say("nothing was written; what compiled is in the store", err=True)
         return 1
     if not as_json:
         state = "written" if result.written else "up to date"
-        click.echo(
-            f"{result.bundle}: {plural(result.kernels, 'kernel')}, {result.compiled} compiled, {state}"
-        )
+        say(f"{result.bundle}: {plural(result.kernels, 'kernel')}, {result.compiled} compiled, {state}")
     return 0
 
 
@@ -186,17 +183,15 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
         print_json(found | {"difference": made.difference, "runs": list(made.runs)})
         return 0
     if explain:
-        click.echo(
-            f"planned again: {made.difference}" if made.difference else "the plan of the last build holds"
-        )
+        say(f"planned again: {made.difference}" if made.difference else "the plan of the last build holds")
     missing = sum(item.artifact is None for item in planned)
     rows = [("build" if item.artifact is None else "-", item.kernel.name, item.why) for item in planned]
     shown = rows if every else [row for row in rows if row[0] == "build"]
     if shown:
-        click.echo(table(shown, ("", "kernel", "why")))
+        say(table(shown, ("", "kernel", "why")))
     for warning in (*selection.warnings, *made.runs):
-        click.echo(f"note: {warning}")
+        say(f"note: {warning}")
     counts = f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present"
     more = f"; more may come of {plural(len(made.runs), 'program')} to be run" if made.runs else ""
-    click.echo(counts + more)
+    say(counts + more)
     return 0

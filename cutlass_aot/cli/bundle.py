@@ -16,6 +16,7 @@ from cutlass_aot.cli.options import (
     trusted_keys_option,
 )
 from cutlass_aot.cli.output.render import print_json, resumable, tell_unchecked
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.words import plural
 
 
@@ -43,7 +44,7 @@ def unpack(bundle: Path, output: Path, kernels: tuple[str, ...]) -> int:
 
     index = unpack_bundle(bundle, output, kernels)
     libraries = {path for item in index for path in item["libraries"].values()}
-    click.echo(f"{output}: {plural(len(index), 'kernel')}, {plural(len(libraries), 'library')}")
+    say(f"{output}: {plural(len(index), 'kernel')}, {plural(len(libraries), 'library')}")
     return 0
 
 
@@ -59,7 +60,7 @@ def prefill(bundle: Path, directory: Path | None) -> int:
     from cutlass_aot.bundle.prefill import prefill as fill
 
     filled = fill(bundle, directory)
-    click.echo(f"{filled.directory}: {plural(filled.files, 'file')}, {filled.size} bytes")
+    say(f"{filled.directory}: {plural(filled.files, 'file')}, {filled.size} bytes")
     return 0
 
 
@@ -80,7 +81,7 @@ def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
     result = merge_shards(shards, out, store, PlainReport())
     state = "written" if result.written else "up to date"
     made_of = f"{plural(result.kernels, 'kernel')}, {plural(len(shards), 'shard')}"
-    click.echo(f"{result.bundle}: {made_of}, {state}")
+    say(f"{result.bundle}: {made_of}, {state}")
     return 0
 
 
@@ -114,7 +115,7 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: boo
     if as_json:
         print_json({"name": pushed.name, "uploaded": pushed.uploaded, "blobs": pushed.blobs})
     else:
-        click.echo(f"{pushed.name}: {plural(pushed.blobs, 'blob')}, {pushed.uploaded} of them new")
+        say(f"{pushed.name}: {plural(pushed.blobs, 'blob')}, {pushed.uploaded} of them new")
     return 0
 
 
@@ -149,5 +150,5 @@ def pull(
         )
     else:
         state = "written" if pulled.written else "up to date"
-        click.echo(f"{output}: {plural(pulled.files, 'file')}, {pulled.size} bytes, {state}; {pulled.name}")
+        say(f"{output}: {plural(pulled.files, 'file')}, {pulled.size} bytes, {state}; {pulled.name}")
     return 0

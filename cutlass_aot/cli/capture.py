@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from cutlass_aot.cli.output.recordings import SUFFIX, check_output, write_recording
+from cutlass_aot.cli.output.terminal import say
 
 
 @click.command("capture", context_settings={"ignore_unknown_options": True})
@@ -45,7 +46,7 @@ def command(output: Path, name: str, program: tuple[str, ...]) -> int:
         ran = run_program(program, {"begin": keep.MODULE, "folder": str(found)}, Path(folder))
         recorded = write_recording(found, output, name, program)
     if recorded and sm_count_at_hand() is None:
-        click.echo(
+        say(
             "warning: there is no GPU here: the DSL has taken a target, which CUTE_DSL_ARCH names; to record "
             "without a GPU, name the program in a manifest under [[programs]]",
             err=True,
@@ -55,8 +56,8 @@ def command(output: Path, name: str, program: tuple[str, ...]) -> int:
         reason = (
             problem or "the program compiled nothing that can be recorded: no call of cute.compile was seen"
         )
-        click.echo(f"error: {reason}; nothing is written", err=True)
+        say(f"error: {reason}; nothing is written", err=True)
         return 1
     if problem:
-        click.echo(f"error: {problem}", err=True)
+        say(f"error: {problem}", err=True)
     return 1 if problem else 0

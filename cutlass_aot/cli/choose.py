@@ -9,6 +9,7 @@ import click
 
 from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, json_option
 from cutlass_aot.cli.output.render import print_json, table
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.words import few, plural
@@ -70,11 +71,11 @@ def command(
         return 0
     for number, (group, choice) in enumerate(found):
         expected = choice.expected
-        click.echo(("\n" if number else "") + f"{group.name}: {choice.tier}: {choice.reason}")
+        say(("\n" if number else "") + f"{group.name}: {choice.tier}: {choice.reason}")
         rows = [(_microseconds(item.microseconds), item.bound, item.kernel.name) for item in expected[:top]]
-        click.echo(table(rows, ("µs", "most of it", "kernel")))
+        say(table(rows, ("µs", "most of it", "kernel")))
         if len(expected) > top:
-            click.echo(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
+            say(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
     return 0
 
 

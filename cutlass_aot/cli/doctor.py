@@ -11,6 +11,7 @@ import click
 
 from cutlass_aot.cli.options import json_option
 from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.words import size
 
 _STEPS = {
@@ -82,7 +83,7 @@ def _decide(name: str, facts: Path | None, as_json: bool) -> int:
         print_json(found)
     else:
         for line in answer_lines(found):
-            click.echo(line)
+            say(line)
     return 0 if found["accepted"] else 1
 
 
@@ -95,7 +96,7 @@ def _write_facts(path: Path) -> None:
         path.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise FactsError(f"{path} cannot be written: {error.strerror}") from None
-    click.echo(f"{path}: facts of this machine, for cutlass-aot doctor BUNDLE --facts {path}")
+    say(f"{path}: facts of this machine, for cutlass-aot doctor BUNDLE --facts {path}")
 
 
 def _report(with_build: bool, timeout: float, as_json: bool) -> int:
@@ -108,9 +109,9 @@ def _report(with_build: bool, timeout: float, as_json: bool) -> int:
         print_json(facts)
     else:
         for title, lines in _sections(facts):
-            click.echo(title)
+            say(title)
             for line in lines:
-                click.echo(f"  {line}")
+                say(f"  {line}")
     return 1 if with_build and facts["toolchain_test"]["failed"] else 0
 
 

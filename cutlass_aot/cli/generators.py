@@ -9,6 +9,7 @@ import click
 
 from cutlass_aot.cli.options import json_option, plugin_option
 from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import CutlassAotError
 
 
@@ -48,13 +49,13 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
         print_json([*described, *broken])
         return 1 if broken else 0
     for item in described:
-        click.echo(f"{item['name']}  ({item['location']}, version {item['version']})")
+        say(f"{item['name']}  ({item['location']}, version {item['version']})")
         for operation, targets in item["operations"].items():
-            click.echo(f"  {operation}: {' '.join(targets)}")
+            say(f"  {operation}: {' '.join(targets)}")
         for name, meaning in item["design"].items():
-            click.echo(f"    {name}: {meaning}")
+            say(f"    {name}: {meaning}")
     for item in broken:
-        click.echo(f"error: {item['problem']}", err=True)
+        say(f"error: {item['problem']}", err=True)
     return 1 if broken else 0
 
 
@@ -79,7 +80,7 @@ def check(names: tuple[str, ...], plugins: tuple[str, ...], target: str | None, 
         return 1 if any(found.values()) else 0
     for name, items in found.items():
         if not items:
-            click.echo(f"{name}: its code follows from its parameters")
+            say(f"{name}: its code follows from its parameters")
         for item in items:
-            click.echo(f"{name}: {item.message}")
+            say(f"{name}: {item.message}")
     return 1 if any(found.values()) else 0

@@ -12,6 +12,7 @@ import click
 
 from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, json_option
 from cutlass_aot.cli.output.render import print_json, table
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.words import few, plural
 
@@ -74,17 +75,17 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
         header = (*header, "request")
     if not rows and patterns:
         everything = opened.kernels()
-        click.echo(f"nothing of {opened.name} {opened.version} matches; it has")
+        say(f"nothing of {opened.name} {opened.version} matches; it has")
         for name in patterns:
             shown = few((value or "''" for value in values(everything, name)), _SHOWN)
-            click.echo(f"  {name}: {shown}")
+            say(f"  {name}: {shown}")
         return 0
     if rows:
-        click.echo(table(rows, header))
+        say(table(rows, header))
     targets = sorted({handle.target for handle in kernels})
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""
-    click.echo(f"{shown}, for {', '.join(targets) or 'no target'}{tuned}")
+    say(f"{shown}, for {', '.join(targets) or 'no target'}{tuned}")
     return 0
 
 
@@ -110,9 +111,9 @@ def installed(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
     if as_json:
         print_json([to_plain(item) for item in found])
     for item in () if as_json else found:
-        click.echo(str(item))
+        say(str(item))
     if not found and not as_json:
-        click.echo(f"no bundle{f' {name}' if name else ''} is installed")
+        say(f"no bundle{f' {name}' if name else ''} is installed")
     return 0
 
 

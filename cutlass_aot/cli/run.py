@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cutlass_aot.cli.output.recordings import check_output, write_recording
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.words import plural
 
@@ -104,18 +105,18 @@ def command(
         found = _gathered(ledgers)
         _tell(found)
         if not any(ledgers.iterdir()):
-            click.echo(
+            say(
                 "warning: no process of the program was answered from bundles: expected Python in an "
                 "environment that has cutlass-aot, started without -I, -E and -S, and not ended by a signal",
                 err=True,
             )
         if kept is not None and not write_recording(missed, kept, kept.stem, program):
-            click.echo(f"{kept} is not written: nothing was missed and compiled", err=True)
+            say(f"{kept} is not written: nothing was missed and compiled", err=True)
         # Last: if it cannot be written, nothing else is lost.
         if output is not None:
             publish(found.to_bytes(), output)
     if ran.interrupted or ran.status < 0:
-        click.echo(f"error: {ran.problem()}", err=True)
+        say(f"error: {ran.problem()}", err=True)
     # As in a shell: 128 + N if signal N ended it.
     return 1 if ran.interrupted else 128 - ran.status if ran.status < 0 else ran.status
 
@@ -137,7 +138,7 @@ def _gathered(folder: Path) -> Ledger:
         try:
             found.merge(Ledger.from_bytes(read_whole(path, MAX_BYTES), path.name))
         except CorruptFile as error:
-            click.echo(f"note: {error}", err=True)
+            say(f"note: {error}", err=True)
     return found
 
 
@@ -153,6 +154,6 @@ def _tell(found: Ledger) -> None:
         seconds = sum(entry.compiling for entry in missed)
         text += f", {len(missed)} missed" + (f" and compiled in {seconds:.1f} s" if seconds else "")
     text += f", {plural(len(found.unused), 'request')} of the bundles unused"
-    click.echo(text, err=True)
+    say(text, err=True)
     for entry in missed:
-        click.echo(f"  missed: {entry.reason}", err=True)
+        say(f"  missed: {entry.reason}", err=True)

@@ -11,6 +11,7 @@ from cutlass_aot.cli.ls import kernel_summary
 from cutlass_aot.cli.options import bundle_argument, json_option
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.request_lines import request_lines, request_record
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.words import plural, size
 
@@ -52,7 +53,7 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
         )
         return 0
     for name, value in (*_lines(handle), *_rankings(bundle, handle.group)):
-        click.echo(f"{name:<18}{value}" if name else f"{'':<18}{value}")
+        say(f"{name:<18}{value}" if name else f"{'':<18}{value}")
     return 0
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cutlass_aot.cli.options import KeyPath, bundle_argument, together
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import SignatureError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def command(
         raise click.UsageError("expected one of --key and --command")
     from cutlass_aot.bundle.sign import sign_bundle
 
-    click.echo(f"{sign_bundle(bundle, signer)}: signed")
+    say(f"{sign_bundle(bundle, signer)}: signed")
     return 0
 
 
@@ -106,8 +107,8 @@ def new(path: Path, ask: bool) -> int:
     if passphrase is None and ask:
         passphrase = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
     public = new_key(path, passphrase)
-    click.echo(f"{path}: private key, {'unprotected' if passphrase is None else 'protected'}")
-    click.echo(f"{public.source}: public key {public.id}")
+    say(f"{path}: private key, {'unprotected' if passphrase is None else 'protected'}")
+    say(f"{public.source}: public key {public.id}")
     return 0
 
 

@@ -13,6 +13,7 @@ import click
 
 from cutlass_aot.cli.options import json_option, store_option
 from cutlass_aot.cli.output.render import print_json, table
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.words import plural, size
 from cutlass_aot.store.maintenance.collect import DAYS, GRACE, collect
 from cutlass_aot.store.store import Store
@@ -52,11 +53,11 @@ def check_command(store: Path, dry_run: bool, as_json: bool) -> int:
         found.append(damage)
         if not as_json:
             done = "; set aside" if damage.set_aside else ""
-            click.echo(f"{damage.path}: {damage.problem}{done}", err=True)
+            say(f"{damage.path}: {damage.problem}{done}", err=True)
     if as_json:
         print_json({"store": str(store), "damage": [asdict(damage) for damage in found]})
     else:
-        click.echo(f"{store}: {plural(len(found), 'problem') if found else 'good'}")
+        say(f"{store}: {plural(len(found), 'problem') if found else 'good'}")
     return 1 if found else 0
 
 
@@ -102,9 +103,9 @@ def gc_command(store: Path, days: float, grace: float, dry_run: bool, as_json: b
     ]
     if dry_run:
         for item in removed:
-            click.echo(f"{item.what}  {item.path}  {size(item.bytes)}")
+            say(f"{item.what}  {item.path}  {size(item.bytes)}")
     done = "would free" if dry_run else "removed"
-    click.echo(f"{store}: {done} {size(total)}" + (f": {', '.join(parts)}" if parts else ""))
+    say(f"{store}: {done} {size(total)}" + (f": {', '.join(parts)}" if parts else ""))
     return 0
 
 
@@ -131,13 +132,13 @@ def stats_command(store: Path, as_json: bool) -> int:
         for kind, value in stats.kinds.items()
     ]
     if rows:
-        click.echo(table(rows, ("kind", "records", "bytes", "bytes each", "of content")))
-    click.echo(
+        say(table(rows, ("kind", "records", "bytes", "bytes each", "of content")))
+    say(
         f"{plural(stats.blobs, 'blob')}, {size(stats.blob_bytes)}, {stats.unneeded_blobs} of them unneeded; "
         f"{plural(len(stats.roots), 'root')}; {plural(stats.logs, 'log')}; {stats.damaged} set aside"
     )
     if stats.oldest_use is not None and stats.newest_use is not None:
-        click.echo(f"last used: {_moment(stats.oldest_use)} to {_moment(stats.newest_use)}")
+        say(f"last used: {_moment(stats.oldest_use)} to {_moment(stats.newest_use)}")
     return 0
 
 
@@ -158,7 +159,7 @@ def roots_command(store: Path, as_json: bool) -> int:
         print_json({name: sorted(references) for name, references in found.items()})
         return 0
     for name, references in found.items():
-        click.echo(f"{name}  {plural(len(references), 'record')}")
+        say(f"{name}  {plural(len(references), 'record')}")
     return 0
 
 
@@ -176,5 +177,5 @@ def forget_command(name: str, store: Path, as_json: bool) -> int:
     if as_json:
         print_json({"store": str(store), "forgotten": name})
     else:
-        click.echo(f"{store}: {name} is forgotten")
+        say(f"{store}: {name} is forgotten")
     return 0

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given
 from cutlass_aot.cli.output.render import tell_unchecked
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import TuningError
 from cutlass_aot.schema.words import few
 
@@ -127,9 +128,7 @@ def command(
             as_json,
         )
     except KeyboardInterrupt:
-        click.echo(
-            "interrupted; what was measured is kept, and the same command goes on from there", err=True
-        )
+        say("interrupted; what was measured is kept, and the same command goes on from there", err=True)
         return 1
 
 
@@ -181,7 +180,7 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     tell_applied(tuning, applied, outcome.written, as_json=as_json)
     unfitted = [group.name for group in tuning.groups if group.model is None]
     if unfitted:
-        click.echo(
+        say(
             f"{source}: no cost model was fitted to the times of {few(unfitted)}: problems without times are "
             "chosen for by other groups' constants or derived ones; "
             f"cutlass-aot tune {bundle} --fit {source} fits it",

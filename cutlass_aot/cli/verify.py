@@ -11,6 +11,7 @@ import click
 
 from cutlass_aot.cli.options import json_option, trusted_keys_option
 from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import UntrustedBundle
 from cutlass_aot.schema.words import plural
 
@@ -56,11 +57,11 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
         for problem in problems:
             # ``found`` is a noun phrase, or a sentence that begins with the path, which is printed already.
             found = problem.found.removeprefix(f"{problem.path} is ").removeprefix(f"{problem.path}: ")
-            click.echo(f"{problem.path}: {found}; expected {problem.expected}", err=True)
+            say(f"{problem.path}: {found}; expected {problem.expected}", err=True)
         for warning in findings.warnings:
-            click.echo(f"{path}: {warning}", err=True)
+            say(f"{path}: {warning}", err=True)
         state = plural(len(problems), "problem") if problems else "good"
-        click.echo(f"{path}: {', '.join([state, *_signers(findings.signers, trusted)])}")
+        say(f"{path}: {', '.join([state, *_signers(findings.signers, trusted)])}")
     if findings.unsigned and not findings.damaged:
         return UntrustedBundle.exit_code
     return 1 if problems else 0

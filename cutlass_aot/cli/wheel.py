@@ -8,6 +8,7 @@ import click
 
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.output.render import tell_unchecked
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.cli.sign import signer_of, signer_options
 from cutlass_aot.schema.words import size
 
@@ -53,10 +54,8 @@ def command(
     signer = signer_of(key, program, public_key, timeout)
     wheels = build_wheels(bundle, output, split=split == "targets", signer=signer)
     for wheel in wheels:
-        click.echo(f"{wheel}: {size(wheel.stat().st_size)}")
+        say(f"{wheel}: {size(wheel.stat().st_size)}")
     tell_unchecked(bundle)
     if is_signed(bundle) and signer is None and len(wheels) > 1:
-        click.echo(
-            f"{bundle} is signed, and these wheels are not: sign them with --key or --command", err=True
-        )
+        say(f"{bundle} is signed, and these wheels are not: sign them with --key or --command", err=True)
     return 0

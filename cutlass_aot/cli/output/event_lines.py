@@ -7,10 +7,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import click
-
 from cutlass_aot.builder import events
 from cutlass_aot.builder.events import Event
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -46,7 +45,7 @@ class EventLines:
             self._keys = {item.kernel.digest: item.key for item in event.kernels}
         fields = self._fields(event)
         line = {"event": NAMES[type(event)], "at": round(time.monotonic() - self._begin, 3), **fields}
-        click.echo(json.dumps(line, sort_keys=True))
+        say(json.dumps(line, sort_keys=True))
 
     def _fields(self, event: Event) -> dict[str, Any]:
         match event:

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import click
-
 from cutlass_aot.builder import events
 from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.records import Failure
+from cutlass_aot.cli.output.terminal import printable, say
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.words import duration, plural
 
@@ -148,7 +147,7 @@ class Notes:
                 self._say(f"note: {text}")
 
     def _say(self, line: str) -> None:
-        click.echo(line, err=True)
+        say(line, err=True)
 
     def close(self) -> None:
         """End the output, also after an error."""
@@ -225,7 +224,7 @@ class BarReport(Notes):
 
     def _say(self, line: str) -> None:
         """Print a line above the bars, without wrapping it."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the bars as they stand."""

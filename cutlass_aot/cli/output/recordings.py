@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.requests.recording import RECORDING_KIND
 from cutlass_aot.schema.words import plural
@@ -76,7 +75,7 @@ def write_recording(found: Path, output: Path, name: str, program: Sequence[str]
     requests: list[Request] = []
     for recording, objects in gathered(found):
         for reason in recording.refusals:
-            click.echo(f"note: not recorded: {reason}", err=True)
+            say(f"note: not recorded: {reason}", err=True)
         if recording.requests:
             files.append(_recording(output, len(files)))
             requests += [item.request for item in recording.requests]
@@ -90,8 +89,8 @@ def write_recording(found: Path, output: Path, name: str, program: Sequence[str]
     text = _manifest(program, name, targets, [file.name for file in files])
     _write(text.encode("utf-8", "backslashreplace"), output)
     places = ", ".join(map(str, files))
-    click.echo(f"{output}: {plural(len(requests), 'request')} for {', '.join(targets)}, in {places}")
-    click.echo(f"next: cutlass-aot build {output}")
+    say(f"{output}: {plural(len(requests), 'request')} for {', '.join(targets)}, in {places}")
+    say(f"next: cutlass-aot build {output}")
     return len(requests)
 
 

@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from cutlass_aot.cli.output.terminal import say
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -24,7 +26,7 @@ def resumable(function: Function) -> Function:
         except KeyboardInterrupt:
             # Ends the line on which the terminal has shown ^C.
             with contextlib.suppress(OSError):
-                click.echo(err=True)
+                say(err=True)
             raise click.Abort(
                 "what was compiled is in the store, and the next build goes on from there"
             ) from None
@@ -37,12 +39,12 @@ def tell_unchecked(bundle: Path) -> None:
     from cutlass_aot.runtime.files.signatures import is_signed, why_unchecked
 
     if is_signed(bundle) and (unchecked := why_unchecked()):
-        click.echo(f"{bundle}: {unchecked}", err=True)
+        say(f"{bundle}: {unchecked}", err=True)
 
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON with sorted keys."""
-    click.echo(json.dumps(value, indent=2, sort_keys=True))
+    say(json.dumps(value, indent=2, sort_keys=True))
 
 
 def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:

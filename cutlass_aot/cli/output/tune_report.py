@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedProblem, Tuning
@@ -74,9 +75,9 @@ class PlainReport(_Counts):
     def begin(self, notes: Sequence[str]) -> None:
         """Show what is to be measured."""
         for note in notes:
-            click.echo(f"note: {note}", err=True)
+            say(f"note: {note}", err=True)
         kernels = sum(len(job.kernels) for job in self.jobs)
-        click.echo(
+        say(
             f"tuning on {self.gpu}: {plural(len(self.jobs), 'group')}, {plural(kernels, 'kernel')}, "
             f"{plural(self.total, 'problem')}",
             err=True,
@@ -98,17 +99,15 @@ class PlainReport(_Counts):
         """Count and show a problem that could not be measured."""
         self.left_out += 1
         self.close()
-        click.echo(f"note: {job.name}: {extents}: left out: {reason}", err=True)
+        say(f"note: {job.name}: {extents}: left out: {reason}", err=True)
 
     def end(self, path: Path) -> None:
         """Show the outcome."""
         self.close()
         for name, reasons in sorted(self.failures.items()):
-            click.echo(f"failed: {name}: {reasons[0]}", err=True)
+            say(f"failed: {name}: {reasons[0]}", err=True)
             if len(reasons) > 1:
-                click.echo(
-                    f"  and on {plural(len(reasons) - 1, 'other problem')}; the file has all", err=True
-                )
+                say(f"  and on {plural(len(reasons) - 1, 'other problem')}; the file has all", err=True)
         state = f"{plural(self.done, 'problem')} measured in {duration(self.elapsed)}"
         if self.kept_before:
             state += f", {self.kept_before} measured before"
@@ -116,7 +115,7 @@ class PlainReport(_Counts):
             state += f", {self.left_out} left out"
         if self.failures:
             state += f"; {plural(len(self.failures), 'kernel')} failed, not ranked there"
-        click.echo(f"{path}: {state}")
+        say(f"{path}: {state}")
 
     def _line(self) -> None:
         now = time.monotonic()
@@ -130,7 +129,7 @@ class PlainReport(_Counts):
         if self._terminal:
             click.echo(f"\r\x1b[K{text}", err=True, nl=False)
         else:
-            click.echo(text, err=True)
+            say(text, err=True)
 
     def close(self) -> None:
         """Erase the line that is rewritten."""
@@ -195,7 +194,7 @@ class JsonReport(_Counts):
         )
 
     def _print(self, event: str, **values: Any) -> None:
-        click.echo(json.dumps({"event": event, **values}, sort_keys=True))
+        say(json.dumps({"event": event, **values}, sort_keys=True))
 
 
 def tell_fitted(tuning: Tuning, path: Path, *, as_json: bool) -> None:
@@ -206,10 +205,10 @@ def tell_fitted(tuning: Tuning, path: Path, *, as_json: bool) -> None:
         accuracy = group.model.accuracy
         if as_json:
             event = {"event": "fitted", "group": group.name, "path": str(path)}
-            click.echo(json.dumps({**event, "accuracy": to_plain(accuracy)}, sort_keys=True))
+            say(json.dumps({**event, "accuracy": to_plain(accuracy)}, sort_keys=True))
         else:
             said = "too few problems to say how well it chooses" if accuracy is None else str(accuracy)
-            click.echo(f"{group.name}: cost model fitted: {said}")
+            say(f"{group.name}: cost model fitted: {said}")
 
 
 def tell_applied(tuning: Tuning, bundle: Path, written: bool, *, as_json: bool) -> None:
@@ -217,10 +216,10 @@ def tell_applied(tuning: Tuning, bundle: Path, written: bool, *, as_json: bool) 
     problems = sum(bool(problem.ranked) for group in tuning.groups for problem in group.problems)
     if as_json:
         event = {"event": "applied", "gpu": tuning.gpu, "path": str(bundle), "problems": problems}
-        click.echo(json.dumps({**event, "written": written}, sort_keys=True))
+        say(json.dumps({**event, "written": written}, sort_keys=True))
         return
     state = "written" if written else "up to date"
-    click.echo(f"{bundle}: {plural(problems, 'problem')} tuned on {tuning.gpu}, {state}")
+    say(f"{bundle}: {plural(problems, 'problem')} tuned on {tuning.gpu}, {state}")
 
 
 def _record(extents: Extents) -> dict[str, int]:
