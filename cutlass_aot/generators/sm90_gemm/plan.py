@@ -88,7 +88,7 @@ class Plan:
     def computing_registers(self) -> int:
         """Registers of a thread that computes, after the others have handed theirs over: a multiple of 8."""
         left = REGISTERS // THREADS - LOADING_REGISTERS
-        return min(left // self.warp_groups // 8 * 8, 232)
+        return left // self.warp_groups // 8 * 8
 
     @property
     def threads(self) -> int:
