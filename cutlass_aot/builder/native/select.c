@@ -27,6 +27,10 @@
 #include "arguments.h"
 
 #define SECTOR_BYTES 32
+#define LINE_BYTES 128
+#define WITHIN_A_LINE 0.5
+#define WRITTEN 1.5
+#define WRITTEN_MISALIGNED 2.5
 
 struct tiling {
   uint32_t position, cluster_m, cluster_n, block_m, block_n, depth, split, blocks, blocks_per_sm, active_clusters, scheduler, within, kind;
@@ -86,10 +90,12 @@ static double microseconds(const struct selection *selection, const struct kerne
   double step = costs->step * (at_work < 1 ? pow((at_work + 0.15) / 1.15, costs->crowding) : 1);
   if (at_work > 0.5) step *= 1 + costs->pairing;
   if (tiling->blocks_per_sm > 1 && at_work > 1) step *= 1 + costs->sharing;
-  if (fmod(selection->a * k, SECTOR_BYTES) != 0) step *= 1 + costs->misalignment;
+  if (fmod(selection->a * k, LINE_BYTES) != 0)
+    step *= 1 + costs->misalignment * (fmod(selection->a * k, SECTOR_BYTES) != 0 ? 1 : WITHIN_A_LINE);
   double compute = whole * (costs->tile + ceil(k / ((double)tiling->depth * tiling->split)) * step);
   double a = selection->a * batch * k, b = selection->b * batch * k;
-  double megabytes = (a * m + b * n + selection->out * batch * m * n) / 1e6;
+  double written = selection->out * batch * m * n * (fmod(selection->out * n, SECTOR_BYTES) != 0 ? WRITTEN_MISALIGNED : WRITTEN);
+  double megabytes = (a * m + b * n + written) / 1e6;
   double empty = (a * missing_m * across + b * missing_n * down) / 1e6;
   double uneven = at_work > 1 && at_work < tiling->blocks_per_sm ? ceil(at_work) / at_work - 1 : 0;
   double memory = (megabytes + costs->emptiness * empty) / costs->bandwidth * 1e3 * (1 + costs->unevenness * uneven);

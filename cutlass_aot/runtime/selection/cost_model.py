@@ -6,9 +6,10 @@ A kernel's clusters fill the GPU wave after wave; a block computes a tile in ste
     whole   = waves, less where the last wave is not full and its blocks are faster for it  (tail)
     step    = step * ((share of the GPU at work + 0.15) / 1.15) ^ crowding,
               longer where two SMs of a pair, or two blocks of an SM, are at work      (pairing, sharing)
-              and where rows begin within a sector of memory                           (misalignment)
+              and where rows begin within a sector or a line of memory                 (misalignment)
     compute = whole * (tile + steps * step)
-    memory  = (bytes of the operands + emptiness * bytes of rows that are not there) / bandwidth,
+    memory  = (bytes read + bytes written, which count for more
+               + emptiness * bytes of rows that are not there) / bandwidth,
               longer where some SMs have two blocks and others one                     (unevenness)
     time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 
@@ -43,6 +44,17 @@ _SECTOR_BYTES = 32
 """What the device memory moves at once, at multiples of it. Source: CUDA C++ Best Practices Guide, "Coalesced
 Access to Global Memory"."""
 
+_LINE_BYTES = 128
+"""What the L2 cache has one tag for. Source: as above."""
+
+_WITHIN_A_LINE = 0.5
+"""Share of ``misalignment`` by which rows that begin within a line, but not within a sector, delay a step."""
+
+_WRITTEN, _WRITTEN_MISALIGNED = 1.5, 2.5
+"""What a byte that is written counts in bytes that are read; and where rows of the output begin within a
+sector, of which then a part is written. These and the share above are round numbers by which the problems of
+``manifests/tuning/nvidia-h200.json`` whose n and k a fit did not know have the least regret."""
+
 _FILLED = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.91, 16: 0.87}
 """Share of the SMs that clusters of so many blocks can fill, as one lies in a group of SMs (GPC): it gives
 the numbers of clusters of H200 and B200 in ``generators/devices``."""
@@ -63,8 +75,8 @@ class Work(NamedTuple):
         at_work: clusters over those that run at once with one block an SM; at most 1.
         paired: 1 if that is above a half, so that both SMs of some pair (TPC) have a block, else 0.
         shared: 1 if an SM has two blocks, else 0.
-        misaligned: 1 if rows along K are not a multiple of 32 bytes, else 0.
-        megabytes: of all operands.
+        misaligned: 1 if rows along K are not a multiple of 32 bytes, a half if not one of 128, else 0.
+        megabytes: of all operands, with what is written counted as in :data:`_WRITTEN`.
         empty: megabytes of rows and columns of tiles that are beyond the operands.
         uneven: while not all SMs have as many blocks as have room: most blocks of an SM over their average,
             less 1; else 0.
@@ -102,7 +114,8 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
         missing_m, missing_n = max(0, block_m - m), max(0, block_n - n)
     else:
         missing_m, missing_n = down * cluster_m - m, across * cluster_n - n
-    a, b = bytes_a * batch * k, bytes_b * batch * k
+    a, b, row_a, row_out = bytes_a * batch * k, bytes_b * batch * k, bytes_a * k, bytes_out * n
+    written = batch * m * row_out * (_WRITTEN_MISALIGNED if row_out % _SECTOR_BYTES else _WRITTEN)
     return Work(
         waves,
         clusters / places if waves > 1 else 1.0,
@@ -110,8 +123,8 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
         at_work if at_work < 1.0 else 1.0,
         1.0 if at_work > 0.5 else 0.0,
         1.0 if blocks_per_sm > 1 and at_work > 1 else 0.0,
-        1.0 if bytes_a * k % _SECTOR_BYTES else 0.0,
-        (a * m + b * n + bytes_out * batch * m * n) / 1e6,
+        1.0 if row_a % _SECTOR_BYTES else _WITHIN_A_LINE if row_a % _LINE_BYTES else 0.0,
+        (a * m + b * n + written) / 1e6,
         (a * missing_m * across + b * missing_n * down) / 1e6,
         ceil(at_work) / at_work - 1 if 1 < at_work < blocks_per_sm else 0.0,
     )
