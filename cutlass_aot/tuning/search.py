@@ -40,7 +40,7 @@ class Effort:
     stop_ratio: float = 1.5
     least_rounds: int = 3
     most_rounds: int = 11
-    seconds: float = 0.4
+    seconds: float = 0.15
     exhaustive: bool = False
 
 

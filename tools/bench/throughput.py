@@ -4,7 +4,8 @@ Everything is timed by the harness of ``cutlass-aot tune`` (:mod:`cutlass_aot.tu
 through more memory than the L2 cache holds, CUDA graphs of launches, rounds over all candidates in turns,
 medians. Candidates of one problem are all kernels that support it, ``bundle.gemm`` itself and cuBLAS through
 torch: ``torch.mm(out=)``, and for FP8 ``torch._scaled_mm`` with scales of 1 and fast accumulation, which is
-the faster of its two ways. A result of ``bundle.gemm`` that differs from cuBLAS's ends the run.
+the faster of its two ways. A result of ``bundle.gemm`` that differs from cuBLAS's ends the run. Kernels whose
+second launch takes more than :data:`FAR_SLOWER` times as long as the fastest one's are not timed further.
 
 ``families`` compares the fastest kernel of each family of designs with cuBLAS instead. Kernels that would be
 slow beyond doubt are not timed: see :func:`sensible`. ``--without`` leaves kernels out by their names.
@@ -50,6 +51,9 @@ LISTED, ROWS_HALFWAY, ALL_HALFWAY, DRAWN = "listed", "m half-way", "m, n, k half
 LARGEST_DIFFERENCE = 0.02
 """Frobenius norm of the difference of two bf16 results, relative to one: each is within 2^-8."""
 
+FAR_SLOWER = 2.5
+"""Single launches differ by far less from what graphs of launches take."""
+
 CUBLAS = "cuBLAS"
 MOST_TILES = 100 * 132
 """Of a problem; ``families`` does not time kernels with more tiles than that."""
@@ -81,7 +85,7 @@ class Measured:
         cublas: time of cuBLAS.
         untuned: time of the kernel that is chosen without rankings.
         names: of the kernels: chosen, best, untuned.
-        kernels: number of kernels that were timed.
+        kernels: number of kernels that serve the problem.
     """
 
     dtype: str
@@ -224,8 +228,8 @@ class Memory:
         self._torch.cuda.empty_cache()
 
 
-def first_launches(torch: Any, candidates: Iterable[Any], operands: Sequence[Any]) -> float:
-    """Launch each candidate twice, which loads it; seconds of the fastest second launch."""
+def second_launches(torch: Any, candidates: Iterable[Any], operands: Sequence[Any]) -> list[float]:
+    """Launch each candidate twice, which loads it; seconds of each second launch."""
     spans = []
     for candidate in candidates:
         candidate.launch(*operands)
@@ -235,18 +239,17 @@ def first_launches(torch: Any, candidates: Iterable[Any], operands: Sequence[Any
         end.record()
         spans.append((begin, end))
     torch.cuda.current_stream().synchronize()
-    fastest: float = min(begin.elapsed_time(end) for begin, end in spans)
-    return fastest / 1e3
+    return [begin.elapsed_time(end) / 1e3 for begin, end in spans]
 
 
 def in_turns(
-    torch: Any, candidates: Sequence[Any], sets: Sequence[Any], flush: Any, fastest: float, effort: Effort
+    torch: Any, candidates: Mapping[int, Any], sets: Sequence[Any], flush: Any, fastest: float, effort: Effort
 ) -> dict[int, float]:
     """Median seconds of each candidate by its number, measured in rounds over all of them."""
     watch = GraphStopwatch(torch, sets, flush, fastest, lambda: None)
-    for number, candidate in enumerate(candidates):
+    for number, candidate in candidates.items():
         watch.capture(number, candidate)
-    outcome = rank(range(len(candidates)), watch, time.perf_counter, effort)
+    outcome = rank(list(candidates), watch, time.perf_counter, effort)
     return dict((*outcome.ranked, *outcome.stopped))
 
 
@@ -292,11 +295,18 @@ class Throughput:
         untuned = self._untuned.choose(*operands).kernel
         gemm = len(kernels)
         candidates: list[Any] = [*kernels, Call(bundle.gemm), cublas(self._torch, dtype, self._where)]
-        fastest = first_launches(self._torch, candidates, operands)
+        launches = second_launches(self._torch, candidates, operands)
         self._compare(candidates[gemm:], operands, extents)
-        times = in_turns(self._torch, candidates, sets, flush, fastest, self._effort)
         by_digest = {kernel.digest: number for number, kernel in enumerate(kernels)}
-        best = min(range(gemm), key=times.__getitem__)
+        always = {by_digest[choice.kernel.digest], by_digest[untuned.digest], gemm, gemm + 1}
+        fastest = min(launches)
+        kept = {
+            number: candidate
+            for number, candidate in enumerate(candidates)
+            if launches[number] <= FAR_SLOWER * fastest or number in always
+        }
+        times = in_turns(self._torch, kept, sets, flush, fastest, self._effort)
+        best = min((number for number in kept if number < gemm), key=times.__getitem__)
         return Measured(
             dtype,
             problem.kind,
@@ -388,7 +398,8 @@ def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
         for dtype in arguments.dtypes
         for row in summary([item for item in measured if item.dtype == dtype])
     ]
-    return Result(rows + notes, {"problems": [asdict(item) for item in measured]}, [problem_table(measured)])
+    tables = [subset_table(measured), problem_table(measured)]
+    return Result(rows + notes, {"problems": [asdict(item) for item in measured]}, tables)
 
 
 _contexts: list[Any] = []
@@ -407,6 +418,39 @@ def restrict_sms(count: int) -> None:
     _contexts.append(context)
     cuda_driver.device_name = lambda ordinal: f"{name}, {count} SMs"
     cuda_driver.machine = lambda ordinal: machine._replace(sm_count=count)
+
+
+SUBSETS: Mapping[str, Callable[[Measured], bool]] = {
+    "": lambda item: True,
+    ", n from 1,024": lambda item: item.n >= 1024,
+    ", m to 64": lambda item: item.m <= 64,
+    ", m 65 to 512": lambda item: 64 < item.m <= 512,
+    ", m above 512": lambda item: item.m > 512,
+}
+LOW_SPEED = 0.85
+
+
+def subset_table(items: Sequence[Measured]) -> Table:
+    """Speeds with cuBLAS as 1, and regrets, for each row of element types and for some of its problems."""
+    head = ("element types", "problems", "speed", "of the best kernel", "regret", "95%", f"below {LOW_SPEED}")
+    rows = []
+    for (name, chosen), dtype in itertools.product(SUBSETS.items(), dict.fromkeys(i.dtype for i in items)):
+        own = [item for item in items if item.dtype == dtype and chosen(item)]
+        if not own:
+            continue
+        speeds, most = [item.cublas / item.gemm for item in own], [item.cublas / item.best for item in own]
+        regrets = sorted(item.gemm / item.best for item in own)
+        rows.append(
+            (
+                dtype + name,
+                str(len(own)),
+                *(f"{statistics.geometric_mean(found):.2f} ({min(found):.2f})" for found in (speeds, most)),
+                f"{statistics.geometric_mean(regrets):.3f}",
+                f"{regrets[math.ceil(0.95 * len(regrets)) - 1]:.2f}",
+                str(sum(speed < LOW_SPEED for speed in speeds)),
+            )
+        )
+    return Table("Speed with cuBLAS as 1, the lowest in parentheses, and regret", head, rows)
 
 
 def problem_table(items: Sequence[Measured]) -> Table:
@@ -452,8 +496,8 @@ def part_families(arguments: argparse.Namespace, path: Path) -> Result:
             own = [kernel for kernel in plain if sensible(dict(kernel.kernel.design), extents)]
             sets, flush = memory.operands(plain[0].kernel.operands, extents)
             candidates = [*own, cublas(torch, dtype, where)]
-            fastest = first_launches(torch, candidates, sets[0])
-            times = in_turns(torch, candidates, sets, flush, fastest, effort)
+            fastest = min(second_launches(torch, candidates, sets[0]))
+            times = in_turns(torch, dict(enumerate(candidates)), sets, flush, fastest, effort)
             labels = [*(kernel.name for kernel in own), CUBLAS]
             by_name = {labels[number]: span * 1e6 for number, span in times.items()}
             timed.append({"dtype": dtype, "m": extents.m, "n": extents.n, "k": extents.k, "times": by_name})
