@@ -36,6 +36,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     THREADS,
     WARP,
     WARPS,
+    whole_groups,
 )
 
 LOADS = 6
@@ -87,18 +88,38 @@ def tma_parts(
     """What a block loads of an operand: where to, by stage, and where from, by tile along its rows and K.
 
     ``shape`` is that of a tile, ``place_of_tile`` its number along the rows and their extent, ``sharing`` the
-    block's rank among those that share the operand, and their number.
+    block's rank among those that share the operand, and their number: each loads its share of the rows for
+    all. ``shared`` is the swizzled ring, or, where shares are not whole groups, that of :func:`unswizzled`.
     """
-    back = moved_back(place_of_tile[0], shape[0], place_of_tile[1])
-    tiles = cute.local_tile(cute.domain_offset((back, 0, 0), tensor), shape, (None, None, batch))
-    parts: tuple[Any, Any] = cpasync.tma_partition(
+    rank, sharers = sharing
+    number, extent = place_of_tile
+    from_row = moved_back(number, shape[0], extent)
+    rows = shape[0]
+    if not whole_groups(rows, sharers):
+        # TMA swizzles by the address in shared memory, so that a share can begin anywhere among eight rows.
+        whole, (rows, depth) = shared, (rows // sharers, shape[1])
+        places = cute.make_layout((rows, depth, whole.shape[2]), stride=whole.stride)
+        shared = cute.make_tensor(whole.iterator + cute.assume(rank * (rows * depth), divby=depth), places)
+        from_row, number = from_row + rank * rows, number * sharers
+        rank, sharers = cutlass.Int32(0), 1
+    tiles = cute.local_tile(
+        cute.domain_offset((from_row, 0, 0), tensor), (rows, shape[1]), (None, None, batch)
+    )
+    to, where = cpasync.tma_partition(
         load,
-        sharing[0],
-        cute.make_layout(sharing[1]),
+        rank,
+        cute.make_layout(sharers),
         cute.group_modes(shared, 0, 2),
         cute.group_modes(tiles, 0, 2),
     )
-    return parts
+    return to, where[None, number, None]
+
+
+def unswizzled(memory: Any, dtype: Any, shape: tuple[int, int, int]) -> Any:
+    """A ring of tiles (rows, K, stages) of one line of 128 bytes a row, each line where its bytes lie."""
+    rows, depth, _ = shape
+    layout = cute.make_layout(shape, stride=(depth, 1, rows * depth))
+    return cute.make_tensor(cute.recast_ptr(memory, dtype=dtype), layout)
 
 
 def tiles_of(extent: Any, tile: int) -> Any:
@@ -193,11 +214,9 @@ def gemm_kernel(
     ring = smem.allocate(plan.shared_bytes, ALIGNMENT)
     staged_dtype = cutlass.Float32 if plan.staged_bits == 32 else out.element_type
     staged = cute.recast_ptr(ring + plan.staged_offset, dtype=staged_dtype)
-    bytes_a = tile_m * tile_k * dtype.width // 8
+    ring_b = ring + stages * (tile_m * tile_k * dtype.width // 8)
     shared_a = cute.make_tensor(cute.recast_ptr(ring, layout_a.inner, dtype=dtype), layout_a.outer)
-    shared_b = cute.make_tensor(
-        cute.recast_ptr(ring + stages * bytes_a, layout_b.inner, dtype=dtype), layout_b.outer
-    )
+    shared_b = cute.make_tensor(cute.recast_ptr(ring_b, layout_b.inner, dtype=dtype), layout_b.outer)
 
     # A stage is empty when every warp that computes has let go of it, in all blocks that share what is
     # loaded into it: a block's loads go to those of its row and to those of its column in the cluster.
@@ -230,6 +249,11 @@ def gemm_kernel(
         column_bits = sum(1 << i for i in range(cluster_m))
         mask_a = cutlass.Int16(cutlass.Int32(row_bits) << (corner + rank_m))
         mask_b = cutlass.Int16(cutlass.Int32(column_bits) << (corner + rank_n * cluster_m))
+        filled_a, filled_b = shared_a, shared_b
+        if cutlass.const_expr(not whole_groups(tile_m, cluster_n)):
+            filled_a = unswizzled(ring, dtype, (tile_m, tile_k, stages))
+        if cutlass.const_expr(not whole_groups(tile_n, cluster_m)):
+            filled_b = unswizzled(ring_b, dtype, (tile_n, tile_k, stages))
         stage = cutlass.Int32(0)
         phase = cutlass.Int32(1)
         row_of_clusters, column_of_clusters = first_row, first_column
@@ -237,12 +261,12 @@ def gemm_kernel(
             tile_row = row_of_clusters * cluster_m + rank_m
             tile_column = column_of_clusters * cluster_n + rank_n
             to_a, from_a = tma_parts(
-                load_a, tensor_a, shared_a, (tile_m, tile_k), (tile_row, rows), (rank_n, cluster_n), batch
+                load_a, tensor_a, filled_a, (tile_m, tile_k), (tile_row, rows), (rank_n, cluster_n), batch
             )
             to_b, from_b = tma_parts(
                 load_b,
                 tensor_b,
-                shared_b,
+                filled_b,
                 (tile_n, tile_k),
                 (tile_column, columns),
                 (rank_m, cluster_m),
@@ -254,14 +278,14 @@ def gemm_kernel(
                     cute.arch.mbarrier_arrive_and_expect_tx(full + stage, plan.stage_bytes)
                 cute.copy(
                     load_a,
-                    from_a[None, tile_row, index_k],
+                    from_a[None, index_k],
                     to_a[None, stage],
                     tma_bar_ptr=full + stage,
                     mcast_mask=mask_a if cluster_n > 1 else None,
                 )
                 cute.copy(
                     load_b,
-                    from_b[None, tile_column, index_k],
+                    from_b[None, index_k],
                     to_b[None, stage],
                     tma_bar_ptr=full + stage,
                     mcast_mask=mask_b if cluster_m > 1 else None,
@@ -719,20 +743,8 @@ def gemm(
     layout_b = shared_layout(major_b, dtype, (tile_n, tile_k), plan.stages)
     cluster_m, cluster_n, _ = plan.cluster
     blocks = cluster_m * cluster_n * plan.split
-    load_a, tensor_a = cpasync.make_tiled_tma_atom(
-        load_operation(cluster_n),
-        left,
-        shared_layout(major_a, dtype, (tile_m, tile_k), None),
-        (tile_m, tile_k),
-        cluster_n,
-    )
-    load_b, tensor_b = cpasync.make_tiled_tma_atom(
-        load_operation(cluster_m),
-        right,
-        shared_layout(major_b, dtype, (tile_n, tile_k), None),
-        (tile_n, tile_k),
-        cluster_m,
-    )
+    load_a, tensor_a = tma_load(left, major_a, (tile_m, tile_k), cluster_n)
+    load_b, tensor_b = tma_load(right, major_b, (tile_n, tile_k), cluster_m)
     tiled_mma, part_mma = (
         hopper.make_trivial_tiled_mma(
             dtype,
@@ -759,6 +771,17 @@ def gemm(
         use_pdl=True,
         stream=stream,
     )  # fmt: skip
+
+
+def tma_load(tensor: Any, major: Any, tile: tuple[int, int], sharers: int) -> Any:
+    """TMA atom by which each of so many blocks loads its share of an operand's tile, and the coordinates."""
+    dtype, operation = tensor.element_type, load_operation(sharers)
+    layout = shared_layout(major, dtype, tile, None)
+    if whole_groups(tile[0], sharers):
+        return cpasync.make_tiled_tma_atom(operation, tensor, layout, tile, sharers)
+    rows, depth = tile[0] // sharers, tile[1]
+    share = cute.make_composed_layout(layout.inner, 0, cute.make_layout((rows, depth), stride=(depth, 1)))
+    return cpasync.make_tiled_tma_atom(operation, tensor, share, (rows, depth))
 
 
 def shared_layout(major: Any, dtype: Any, tile: tuple[int, int], stages: int | None) -> Any:

@@ -23,6 +23,9 @@ ALIGNMENT = 1024
 LINE_BYTES = 128
 """Bytes of an operand along K: the span of the widest swizzle."""
 
+GROUP_ROWS = 8
+"""Rows of a swizzled group: lines of 128 bytes whose 16-byte pieces are exchanged by their number."""
+
 ROWS = 64
 """Rows of a tensor-core instruction."""
 
@@ -37,6 +40,11 @@ MOST_STAGED_COLUMNS = 32
 
 LOADING_REGISTERS = 40
 """Registers of a thread that loads, after it has handed over the others."""
+
+
+def whole_groups(rows: int, sharers: int) -> bool:
+    """Whether each of the blocks that share a tile of so many rows loads whole swizzled groups of them."""
+    return sharers == 1 or rows % (GROUP_ROWS * sharers) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +180,7 @@ def make_plan(
 
     Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are.
     Raises :class:`ValueError` if the results, or two stages, do not fit, the registers of several blocks
-    do not suffice, or blocks cannot share the results equally.
+    do not suffice, or blocks cannot share the results or an operand's tile equally.
     """
     rows, columns, depth = tile
     capacity = SHARED_BYTES // blocks - RESERVED_BYTES - ALIGNMENT
@@ -191,6 +199,10 @@ def make_plan(
     )
     if blocks > 1 and plan.hands_over:
         raise ValueError(f"{blocks} blocks with a tile {tile} leave no registers to hand over")
+    lines = depth * input_bits // 8 // LINE_BYTES
+    for extent, sharers in ((rows, cluster[1]), (columns, cluster[0])):
+        if not whole_groups(extent, sharers) and (extent % sharers or lines > 1):
+            raise ValueError(f"{sharers} blocks cannot load equal parts of {extent} rows of {lines} lines")
     if rows * columns % (plan.vector * plan.split):
         raise ValueError(f"{plan.split} blocks cannot store equal parts of a tile {tile}")
     stages = (capacity - (plan.staged_bytes if active else 0)) // stage_bytes

@@ -20,6 +20,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     SHARED_BYTES,
     Plan,
     make_plan,
+    whole_groups,
 )
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
@@ -242,9 +243,9 @@ def test_every_plan_fits_a_multiprocessor(device: DeviceProfile, output: str) ->
         assert plan.direct or plan.staged_stride * plan.staged_bits // 8 % 16 == 0
         assert plan.warp_groups * 64 <= rows
         assert plan.cluster[0] * plan.cluster[1] * plan.cluster[2] <= 8
-        # What each block loads of a shared operand is whole swizzled groups of eight rows.
-        assert rows % (8 * plan.cluster[1]) == 0
-        assert columns % (8 * plan.cluster[0]) == 0
+        # Blocks load equal parts of a shared operand.
+        assert rows % plan.cluster[1] == 0
+        assert columns % plan.cluster[0] == 0
 
 
 def test_exchanged_operands_exchange_tile_and_cluster(kernels: list[Kernel]) -> None:
@@ -261,6 +262,25 @@ def planned(tile: tuple[int, int, int], **changes: object) -> Plan:
         "input_bits": 16, "output_bits": 16, **changes,
     }  # fmt: skip
     return make_plan(tile=tile, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "sharers", "whole"), [(88, 1, True), (88, 4, False), (96, 4, True)])
+def test_parts_of_a_shared_tile_are_whole_swizzled_groups_or_not(
+    rows: int, sharers: int, whole: bool
+) -> None:
+    assert whole_groups(rows, sharers) == whole
+
+
+@pytest.mark.parametrize(
+    ("tile", "cluster"),
+    [((64, 88, 64), (3, 1, 1)), ((64, 88, 128), (4, 1, 1)), ((128, 64, 64), (1, 3, 1))],
+)
+def test_blocks_load_equal_parts_of_a_shared_tile_and_less_than_a_group_of_single_lines_alone(
+    tile: tuple[int, int, int], cluster: tuple[int, int, int]
+) -> None:
+    with pytest.raises(ValueError, match="equal parts"):
+        planned(tile, cluster=cluster)
+    assert planned((64, 88, 64), cluster=(4, 1, 1)).cluster == (4, 1, 1)
 
 
 def test_stages_fill_shared_memory() -> None:
