@@ -97,7 +97,11 @@ static double microseconds(const struct selection *selection, const struct kerne
   double written = selection->out * batch * m * n * (fmod(selection->out * n, SECTOR_BYTES) != 0 ? WRITTEN_MISALIGNED : WRITTEN);
   double megabytes = (a * m + b * n + written) / 1e6;
   double empty = (a * missing_m * across + b * missing_n * down) / 1e6;
-  double uneven = at_work > 1 && at_work < tiling->blocks_per_sm ? ceil(at_work) / at_work - 1 : 0;
+  double uneven = 0;
+  if (tiling->blocks_per_sm == 1 && tiling->blocks == 1)
+    uneven = at_work > 0.5 && at_work < 1 ? 1 / at_work - 1 : 0;
+  else if (at_work > 1 && at_work < tiling->blocks_per_sm)
+    uneven = ceil(at_work) / at_work - 1;
   double memory = (megabytes + costs->emptiness * empty) / costs->bandwidth * 1e3 * (1 + costs->unevenness * uneven);
   double longer = (compute + memory + fabs(compute - memory)) / 2;
   double powers = pow(compute / longer, costs->overlap) + pow(memory / longer, costs->overlap);

@@ -10,7 +10,7 @@ A kernel's clusters fill the GPU wave after wave; a block computes a tile in ste
     compute = whole * (tile + steps * step)
     memory  = (bytes read + bytes written, which count for more
                + emptiness * bytes of rows that are not there) / bandwidth,
-              longer where some SMs have two blocks and others one                     (unevenness)
+              longer where some SMs, or pairs of them, have two blocks and others one  (unevenness)
     time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 
 The constants (:class:`~cutlass_aot.schema.tuning.costs.Costs`) are fitted to measurements by
@@ -78,8 +78,8 @@ class Work(NamedTuple):
         misaligned: 1 if rows along K are not a multiple of 32 bytes, a half if not one of 128, else 0.
         megabytes: of all operands, with what is written counted as in :data:`_WRITTEN`.
         empty: megabytes of rows and columns of tiles that are beyond the operands.
-        uneven: while not all SMs have as many blocks as have room: most blocks of an SM over their average,
-            less 1; else 0.
+        uneven: most blocks of an SM over their average, less 1, while not all SMs have as many as have room;
+            the same of pairs of SMs (TPC) where an SM has room for one block; else 0.
     """
 
     waves: float
@@ -103,7 +103,7 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
     # Unpacked, as looking fields up would take most of the time.
     batch, m, n, k = extents
     bytes_a, bytes_b, bytes_out, _ = traffic
-    cluster_m, cluster_n, block_m, block_n, depth, split, _, blocks_per_sm, active, _, within, _ = tiling
+    cluster_m, cluster_n, block_m, block_n, depth, split, blocks, blocks_per_sm, active, _, within, _ = tiling
     down, across = -(-m // cluster_m), -(-n // cluster_n)
     clusters = batch * down * across
     launched = min(clusters, active * blocks_per_sm) if active else clusters
@@ -126,8 +126,15 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
         1.0 if row_a % _SECTOR_BYTES else _WITHIN_A_LINE if row_a % _LINE_BYTES else 0.0,
         (a * m + b * n + written) / 1e6,
         (a * missing_m * across + b * missing_n * down) / 1e6,
-        ceil(at_work) / at_work - 1 if 1 < at_work < blocks_per_sm else 0.0,
+        _uneven(at_work, blocks_per_sm, blocks),
     )
+
+
+def _uneven(at_work: float, blocks_per_sm: int, blocks: int) -> float:
+    if blocks_per_sm == 1 and blocks == 1:
+        # Blocks go to pairs that have none first. Those of a cluster fill pairs.
+        return 1 / at_work - 1 if 0.5 < at_work < 1 else 0.0
+    return ceil(at_work) / at_work - 1 if 1 < at_work < blocks_per_sm else 0.0
 
 
 def compute_and_memory(costs: Costs, work: Work) -> tuple[float, float]:

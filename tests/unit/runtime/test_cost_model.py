@@ -235,6 +235,10 @@ def test_moving_operands_takes_longer_where_some_sms_have_two_blocks_and_others_
     assert uneven(165) == pytest.approx(2 / 1.25 - 1)
     assert [uneven(blocks) for blocks in (100, 132, 264, 300)] == [0, 0, 0, 0]
     assert uneven(165, single) == 0
+    # Of 66 pairs of SMs, 22 have two of 88 blocks, which are 4/3 a pair. Blocks of a cluster fill pairs.
+    assert uneven(88, single) == pytest.approx(2 / (88 / 66) - 1)
+    assert [uneven(blocks, single) for blocks in (60, 66, 132, 150)] == [0, 0, 0, 0]
+    assert uneven(88, kernel((8, 64, 64), cluster_shape=(1, 2))) == 0
     few = Extents(1, 8, 64 * 165, 8192)
     assert time(double, few) > time(double, few, costs=COSTS._replace(unevenness=1e-6))
 
