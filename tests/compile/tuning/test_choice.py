@@ -49,10 +49,8 @@ def test_problems_whose_n_and_k_were_not_measured(groups: list[Group], tuning: T
     for group, candidates in groups:
         found = accuracy(candidates, group.problems, tuning.machine)
         assert found is not None
-        assert found.mean <= 1.03
-        # The goal is 1.12 on problems that were not measured. Here a third of the file's is left out, of 176
-        # to 190, so that 77 kernels, many of them alike, are told apart less well.
-        assert found.p95 <= 1.14
+        assert found.mean <= 1.02
+        assert found.p95 <= 1.12
         # The file says the same; fits on other machines differ in the last digits.
         assert group.model is not None
         assert group.model.accuracy is not None
@@ -66,7 +64,7 @@ def test_problems_that_were_measured(groups: list[Group], tuning: Tuning) -> Non
         known = [own for digest in candidates.digests if (own := costs[digest]) is not None]
         found = Accuracy.of(regrets(candidates, known, group.problems, tuning.machine), 1)
         assert found.mean <= 1.02
-        assert found.p95 <= 1.11
+        assert found.p95 <= 1.1
 
 
 def test_kernels_that_were_not_measured(groups: list[Group], tuning: Tuning) -> None:
