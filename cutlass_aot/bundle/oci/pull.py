@@ -49,6 +49,7 @@ def pull_bundle(
     keys: Sequence[Path] = (),
     plain_http: bool = False,
     timeout: float = TIMEOUT,
+    login_hosts: Sequence[str] = (),
 ) -> Pulled:
     """Pull ``registry/repository:tag`` or ``registry/repository@sha256:...`` into the directory ``output``.
 
@@ -58,7 +59,8 @@ def pull_bundle(
 
     ``keys`` are files of public keys, and directories of them; one of the keys must have signed the bundle.
     Without ``keys``, those apply that a program on this machine would require
-    (:mod:`cutlass_aot.runtime.files.trust`). The registry may be silent for ``timeout`` seconds.
+    (:mod:`cutlass_aot.runtime.files.trust`). ``timeout`` and ``login_hosts`` are those of
+    :class:`~cutlass_aot.bundle.oci.registry.Registry`.
     """
     reference = Reference.parse(name)
     if not reference.tag_or_digest:
@@ -71,7 +73,7 @@ def pull_bundle(
     # Imported here, because the client for registries need not be installed for anything else.
     from cutlass_aot.bundle.oci.registry import Registry
 
-    registry = Registry(reference, plain_http=plain_http, timeout=timeout)
+    registry = Registry(reference, plain_http=plain_http, timeout=timeout, login_hosts=login_hosts)
     with registry.session:
         pull = _Pull.begin(registry, reference, keys)
         try:
