@@ -26,7 +26,7 @@ from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.files.verified_read import read_file
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, MAX_LIBRARY_BYTES, FileReference
-from cutlass_aot.schema.compression import decompressed
+from cutlass_aot.schema.compression import Unpacking, decompressed
 from cutlass_aot.schema.encoding import digest
 
 
@@ -61,12 +61,16 @@ def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> li
 def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[dict[str, Any]]:
     """Write everything to a new folder; whoever may enter it may read all of it."""
     folders = make_folders(folder, [path for handle in handles for path in _paths(handle)])
+    files = {file for handle in handles for file in handle.group.files}
+    unpacking = Unpacking(sum(file.size for file in files))
     codes: dict[FileReference, bytes] = {}
     index = []
     for handle in handles:
         entry, packed = handle.entry, handle.group.code
         if packed not in codes:
-            codes[packed] = decompressed(read_file(root, packed), MAX_FILE_BYTES)
+            codes[packed] = decompressed(read_file(root, packed), unpacking.bound(MAX_FILE_BYTES))
+        # Counted as it is written, because kernels could share all of it.
+        unpacking.take(entry.code.size)
         data = codes[packed][entry.code.offset : entry.code.offset + entry.code.size]
         if digest(data) != entry.code.sha256:
             raise CorruptFile(f"{root / packed.path} lacks the GPU code of {handle.name}: build it again")
@@ -75,7 +79,9 @@ def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[d
         for host, path in libraries.items():
             if not (folder / path).exists():
                 packed = handle.group.libraries[host][entry.library]
-                _write(folder / path, decompressed(read_file(root, packed), MAX_LIBRARY_BYTES))
+                library = decompressed(read_file(root, packed), unpacking.bound(MAX_LIBRARY_BYTES))
+                unpacking.take(len(library))
+                _write(folder / path, library)
         index.append(
             {
                 "name": handle.name,

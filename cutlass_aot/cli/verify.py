@@ -49,6 +49,7 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
             {
                 "path": str(path),
                 "problems": [asdict(problem) for problem in problems],
+                "more_problems": findings.more,
                 "signers": findings.signers,
                 "warnings": findings.warnings,
             }
@@ -58,9 +59,11 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
             # ``found`` is a noun phrase, or a sentence that begins with the path, which is printed already.
             found = problem.found.removeprefix(f"{problem.path} is ").removeprefix(f"{problem.path}: ")
             say(f"{problem.path}: {found}; expected {problem.expected}", err=True)
+        if findings.more:
+            say(f"{path}: and {plural(findings.more, 'more problem')}", err=True)
         for warning in findings.warnings:
             say(f"{path}: {warning}", err=True)
-        state = plural(len(problems), "problem") if problems else "good"
+        state = plural(len(problems) + findings.more, "problem") if problems else "good"
         say(f"{path}: {', '.join([state, *_signers(findings.signers, trusted)])}")
     if findings.unsigned and not findings.damaged:
         return UntrustedBundle.exit_code
@@ -81,6 +84,7 @@ def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:
     if keys:
         raise click.UsageError(f"{path} is a store, and has no signatures: --key is for bundles and wheels")
     expected = "what its name says; a build that needs it makes it again"
-    return Findings(
-        [Problem(damage.path, damage.problem, expected) for damage in check(Store(path, create=False))]
-    )
+    findings = Findings()
+    damages = check(Store(path, create=False))
+    findings.add(Problem(damage.path, damage.problem, expected) for damage in damages)
+    return findings

@@ -18,7 +18,7 @@ from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, Regi
 from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.files.verified_read import parse_manifest
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, FileReference
-from cutlass_aot.schema.bundles.signature import is_signature_path
+from cutlass_aot.schema.bundles.signature import MAX_SIGNATURE_FILE, is_signature_path
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class _Pull:
 def _signatures_in(folder: Path) -> list[FileReference]:
     references = []
     for path in filter(is_signature_path, list_files(folder).regular):
-        sha256, size = digest_beneath(folder, path)
+        sha256, size = digest_beneath(folder, path, MAX_SIGNATURE_FILE)
         references.append(FileReference(path, size, sha256))
     return references
 

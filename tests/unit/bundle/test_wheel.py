@@ -24,6 +24,7 @@ from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_manifest
+from cutlass_aot.schema import compression
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, VersionRequirements, check_relative
 from tests.support.synthetic import plan
 from tests.support.verifying import verify_path, verify_wheel
@@ -424,12 +425,13 @@ def test_a_symbolic_link_is_found(sound, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("bound", "expected"), [("MAX_FILE_BYTES", "bytes unpacked"), ("MAX_WHEEL_BYTES", "bytes unpacked")]
+    ("module", "bound", "expected"),
+    [(zip_reader, "MAX_FILE_BYTES", "bytes unpacked"), (compression, "MOST_SMALL", "hold more than")],
 )
-def test_a_bomb_is_refused_before_it_is_read(sound, tmp_path, monkeypatch, bound, expected):
-    bad = rewritten(tmp_path, {**contents(sound), "bomb": bytes(1 << 20)})
-    assert bad.stat().st_size < 1 << 16
-    monkeypatch.setattr(zip_reader, bound, 1 << 19)
+def test_a_bomb_is_refused_before_it_is_read(sound, tmp_path, monkeypatch, module, bound, expected):
+    bad = rewritten(tmp_path, {**contents(sound), "bomb": bytes(1 << 23)})
+    assert bad.stat().st_size < 1 << 15
+    monkeypatch.setattr(module, bound, 1 << 19)
     monkeypatch.setattr(verify, "digest_of", None)
     (problem,) = verify_wheel(bad)
     assert expected in problem.found
