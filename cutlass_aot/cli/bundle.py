@@ -92,7 +92,9 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?")
 def _hosts(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         if not _HOST.fullmatch(value):
-            raise click.BadParameter(f"{value!r} is no host: expected one such as auth.example.org:5001")
+            raise click.BadParameter(
+                f"{value!r} cannot be a host: expected one such as auth.example.org:5001"
+            )
     return values
 
 
@@ -150,12 +152,18 @@ def push(
     help="The bundle's directory; a bundle that is there is replaced.",
 )
 @trusted_keys_option
+@click.option(
+    "--allow-older",
+    is_flag=True,
+    help="Also replace a signed bundle by one whose signature has a lower sequence.",
+)
 @registry_options
 @json_option
 def pull(
     name: str,
     output: Path,
     keys: tuple[Path, ...],
+    allow_older: bool,
     plain_http: bool,
     timeout: float,
     login_hosts: tuple[str, ...],
@@ -170,7 +178,13 @@ def pull(
     from cutlass_aot.bundle.oci.pull import pull_bundle
 
     pulled = pull_bundle(
-        name, output, keys=keys, plain_http=plain_http, timeout=timeout, login_hosts=login_hosts
+        name,
+        output,
+        keys=keys,
+        allow_older=allow_older,
+        plain_http=plain_http,
+        timeout=timeout,
+        login_hosts=login_hosts,
     )
     tell_unchecked(output)
     if as_json:

@@ -13,6 +13,7 @@ from cutlass_aot.cli.options import json_option, trusted_keys_option
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import UntrustedBundle
+from cutlass_aot.schema.bundles.signature import NO_TERMS, Terms
 from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
                 "problems": [asdict(problem) for problem in problems],
                 "more_problems": findings.more,
                 "signers": findings.signers,
+                "terms": {signer: _terms(findings, signer)._asdict() for signer in findings.signers},
                 "warnings": findings.warnings,
             }
         )
@@ -64,16 +66,24 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
         for warning in findings.warnings:
             say(f"{path}: {warning}", err=True)
         state = plural(len(problems) + findings.more, "problem") if problems else "good"
-        say(f"{path}: {', '.join([state, *_signers(findings.signers, trusted)])}")
+        say(f"{path}: {', '.join([state, *_signers(findings, trusted)])}")
     if findings.unsigned and not findings.damaged:
         return UntrustedBundle.exit_code
     return 1 if problems else 0
 
 
-def _signers(signers: Sequence[str], trusted: Sequence[PublicKey]) -> list[str]:
-    """For each signer, in words: the file of the key if it was given, else its id."""
+def _signers(findings: Findings, trusted: Sequence[PublicKey]) -> list[str]:
+    """For each signer, in words: the file of the key if it was given, else its id; and the terms."""
     known = {key.id: str(key) for key in trusted}
-    return [f"signed by {known.get(signer, signer)}" for signer in signers]
+    return [
+        f"signed by {known.get(signer, signer)}" + (f" ({terms})" if str(terms) else "")
+        for signer, terms in ((signer, _terms(findings, signer)) for signer in findings.signers)
+    ]
+
+
+def _terms(findings: Findings, signer: str) -> Terms:
+    signatures = findings.bundle.signatures if findings.bundle else ()
+    return next((signature.terms for signature in signatures if signature.key == signer), NO_TERMS)
 
 
 def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:

@@ -30,7 +30,7 @@ from cutlass_aot.bundle.sbom import (
 )
 from cutlass_aot.bundle.verify.verified import VerifiedBundle, packed_file
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.files.signatures import PublicKey, examine, why_unchecked
+from cutlass_aot.runtime.files.signatures import PublicKey, examine, why_expired, why_unchecked
 from cutlass_aot.runtime.files.verified_read import (
     MAX_MANIFEST_BYTES,
     manifest_bytes,
@@ -340,10 +340,24 @@ class _Verification:
             findings.signers = [signature.key for signature in signatures]
         elif signatures:
             findings.warnings = [unchecked]
-        if keys and not {key.raw for key in keys} & {signature.public_key for signature in signatures}:
+        known = {key.raw: key for key in keys}
+        # Why each does not count; "" for one that does.
+        reasons = {
+            signature.key: known[signature.public_key].why_not(signature)
+            for signature in signatures
+            if signature.public_key in known
+        }
+        if keys and "" not in reasons.values():
             findings.unsigned = True
-            found = f"signatures by {few(findings.signers)}" if signatures else "no right signature"
+            said = (
+                f"{signature.key}" + (f" ({reasons[signature.key]})" if signature.key in reasons else "")
+                for signature in signatures
+            )
+            found = f"signatures by {few(said)}" if signatures else "no right signature"
             self._problem(SIGNATURES, found, f"one by {few(map(str, keys))}")
+        for signature in signatures:
+            if (expired := why_expired(signature)) and signature.key not in reasons:
+                findings.warnings.append(f"the signature by {signature.key} has expired: {expired}")
         return tuple(signatures)
 
     def _catalog(self, manifest: bytes, signatures: tuple[Signature, ...]) -> None:

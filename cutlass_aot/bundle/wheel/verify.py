@@ -100,6 +100,7 @@ def _contents(
     findings.warnings += inside.warnings
     findings.unsigned = inside.unsigned
     findings.more += inside.more
+    findings.bundle = inside.bundle
     for problem in inside.problems:
         yield Problem(f"{root}{problem.path}", problem.found, problem.expected)
     if inside.bundle is None:

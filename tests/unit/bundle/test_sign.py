@@ -615,6 +615,7 @@ def test_the_commands(run, bundle: Path, tmp_path: Path) -> None:
         "problems": [],
         "more_problems": 0,
         "signers": [identity],
+        "terms": {identity: {"sequence": 0, "expires": ""}},
         "warnings": [],
     }
     assert run("key", "new", key)[0] == 1
