@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,28 @@ def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[d
     unpacking = Unpacking(sum(file.size for file in files))
     codes: dict[FileReference, bytes] = {}
     index = []
+
+    @contextmanager
+    def named(packed: FileReference) -> Iterator[None]:
+        try:
+            yield
+        except CorruptFile as error:
+            raise CorruptFile(f"{root / packed.path}: {error}: build or fetch the bundle again") from None
+
+    def opened(packed: FileReference, most: int) -> bytes:
+        data = read_file(root, packed)
+        with named(packed):
+            content = decompressed(data, unpacking.bound(most))
+            unpacking.take(len(content))
+        return content
+
     for handle in handles:
         entry, packed = handle.entry, handle.group.code
         if packed not in codes:
-            codes[packed] = decompressed(read_file(root, packed), unpacking.bound(MAX_FILE_BYTES))
+            codes[packed] = opened(packed, MAX_FILE_BYTES)
         # Counted as it is written, because kernels could share all of it.
-        unpacking.take(entry.code.size)
+        with named(packed):
+            unpacking.take(entry.code.size)
         data = codes[packed][entry.code.offset : entry.code.offset + entry.code.size]
         if digest(data) != entry.code.sha256:
             raise CorruptFile(f"{root / packed.path} lacks the GPU code of {handle.name}: build it again")
@@ -79,9 +96,7 @@ def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[d
         for host, path in libraries.items():
             if not (folder / path).exists():
                 packed = handle.group.libraries[host][entry.library]
-                library = decompressed(read_file(root, packed), unpacking.bound(MAX_LIBRARY_BYTES))
-                unpacking.take(len(library))
-                _write(folder / path, library)
+                _write(folder / path, opened(packed, MAX_LIBRARY_BYTES))
         index.append(
             {
                 "name": handle.name,
