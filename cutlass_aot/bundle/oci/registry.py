@@ -29,6 +29,7 @@ from cutlass_aot.schema.encoding import digest
 
 try:
     import oras.auth
+    import oras.auth.utils
     import oras.provider
     import oras.utils
     import requests
@@ -195,6 +196,10 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
                 return None
             self.auth = login
             return {**headers, **login.get_auth_header()}
+        realm = oras.auth.utils.parse_auth_header(answer.headers.get("WWW-Authenticate", "")).realm or ""
+        if "://" in realm:
+            # The client puts http:// before what does not begin with http, and would name a host file.
+            self.session.get_adapter(realm)
         try:
             # Without refresh, a token that has expired would be sent again.
             renewed, changed = self.auth.authenticate_request(answer, dict(headers), refresh=True)
