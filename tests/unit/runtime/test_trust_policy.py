@@ -80,7 +80,7 @@ def test_a_signature_without_a_sequence_is_the_oldest(bundle, key, keys):
 def test_a_signature_is_good_until_the_end_of_its_last_day(bundle, key, keys, expires, good):
     key.sign(bundle, expires=expires)
     assert opens(bundle, keys) is good
-    # Also where the key's file alone is named: this is no demand of a directory.
+    # Also where the key's file alone is named: no directory has to demand this.
     assert opens(bundle, key.public) is good
 
 
