@@ -43,13 +43,17 @@ bench: bundle
 	$(BIN)/python -m tools.bench.build --store build/bench -o build/bench-build.json
 	$(BIN)/python -m tools.bench.size --store build/bench -o build/bench-size.json
 
-# Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores.
+# Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores. First,
+# registries that answer slowly, for ever, or lead elsewhere: a minute.
 torture: $(VENV)/.installed
+	$(BIN)/python -m tools.torture.registry
 	$(BIN)/python -m tools.torture.torture
 
-# A million damaged files for the readers of files: some fifteen minutes on two cores. docs/results/fuzz-results.md
+# A million damaged files for the readers of files: some fifteen minutes on two cores. First, small files that are
+# much when they are unpacked or listed. docs/results/fuzz-results.md
 fuzz: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/smoke.toml
+	$(BIN)/python -m tools.fuzz.expansion build/bundles/smoke
 	$(BIN)/python -m tools.fuzz.readers build/bundles/smoke
 
 # A registry for the tests of bundle push and pull: Debian's; needs no root. `make test` does without where it

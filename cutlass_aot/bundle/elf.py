@@ -241,10 +241,16 @@ class _Reader:
             raise self._corrupt(f"it claims {count} dynamic symbols")
         address = self._entry(entries, _SYMTAB, "DT_SYMTAB")
         table = self._table(address, count * _SYMBOL.size, "symbol table") if count else b""
+        # Names can overlap: each of a million symbols could have 4 KiB of the same string table.
+        left = MAX_STRING_BYTES
         for name, info, other, section, _, _ in _SYMBOL.iter_unpack(table):
             visible = info >> 4 in _VISIBLE_BINDINGS and other & 3 in _VISIBLE
             if visible and section != _UNDEFINED:
-                yield self._name(strings, name)
+                text = self._name(strings, name)
+                left -= len(text)
+                if left < 0:
+                    raise self._corrupt(f"its symbols' names have more than {MAX_STRING_BYTES} bytes")
+                yield text
 
     def _versions(self, entries: dict[int, int], strings: bytes) -> Iterator[str]:
         if _VERNEED not in entries:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import read_signature
 from cutlass_aot.runtime.files.verified_read import (
     MANIFEST_KIND,
@@ -21,10 +21,12 @@ from cutlass_aot.runtime.files.verified_read import (
     read_bounded,
     read_file,
 )
-from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, SCHEMA, FileReference
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, MAX_FILES, SCHEMA, FileReference
 from cutlass_aot.schema.bundles.signature import MAX_SIGNATURES, is_signature_path
 
 _READ_BYTES = 1 << 20
+MAX_ENTRIES = 2 * MAX_FILES
+"""Files and directories below a bundle's."""
 # For renameat2; from the kernel's headers linux/fcntl.h, linux/fs.h, asm/unistd.h.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -42,23 +44,38 @@ LICENSES = "licenses"
 """The folder for the licences of what is linked in."""
 
 
+MAX_LICENSE_BYTES = 1 << 22
+"""Bytes of one licence."""
+
+
 def read_licenses(bundle: Path, references: Mapping[str, FileReference]) -> dict[str, bytes]:
     """The verified licences of a bundle with these files, by the names of their files."""
-    return {
-        path.removeprefix(f"{LICENSES}/"): read_file(bundle, reference)
-        for path, reference in references.items()
-        if path.startswith(f"{LICENSES}/")
-    }
+    found = {}
+    for path, reference in references.items():
+        if path.startswith(f"{LICENSES}/"):
+            if reference.size > MAX_LICENSE_BYTES:
+                raise CorruptFile(f"{bundle / path} has {reference.size} bytes, which no licence has")
+            found[path.removeprefix(f"{LICENSES}/")] = read_file(bundle, reference)
+    return found
 
 
-def digest_beneath(bundle: Path, path: str) -> tuple[str, int]:
-    """SHA-256 in hexadecimal, and length, of a bundle's file, which is never read through a symbolic link."""
+def digest_beneath(bundle: Path, path: str, most: int) -> tuple[str, int]:
+    """SHA-256 in hexadecimal, and length, of a bundle's file, which is never read through a symbolic link.
+
+    A file of more than ``most`` bytes is not read, and has no digest: ``""``.
+    """
     hasher, size = hashlib.sha256(), 0
     try:
         with os.fdopen(open_beneath(bundle, path), "rb", buffering=0) as file:
+            length = os.fstat(file.fileno()).st_size
+            if length > most:
+                return "", length
             while block := file.read(_READ_BYTES):
                 hasher.update(block)
                 size += len(block)
+                # It grows while it is read.
+                if size > most:
+                    return "", size
     except OSError as error:
         raise BundleError(f"{bundle / path} cannot be read: {error.strerror}") from None
     return hasher.hexdigest(), size
@@ -70,7 +87,7 @@ def matches(bundle: Path, reference: FileReference) -> bool:
         # First, so that a truncated library need not be read.
         if os.fstat(file.fileno()).st_size != reference.size:
             return False
-    return digest_beneath(bundle, reference.path) == (reference.sha256, reference.size)
+    return digest_beneath(bundle, reference.path, reference.size) == (reference.sha256, reference.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +105,10 @@ class Listing:
 def list_files(root: Path) -> Listing:
     """Every file below ``root``, without following links; an ``OSError`` if a directory cannot be read.
 
-    Bytes of names that are not UTF-8 are escaped.
+    Bytes of names that are not UTF-8 are escaped. More than :data:`MAX_ENTRIES` files and directories are a
+    :class:`CorruptFile`.
     """
+    count = 0
     regular: list[str] = []
     links: list[str] = []
     special: list[str] = []
@@ -98,6 +117,9 @@ def list_files(root: Path) -> Listing:
         folder = folders.pop()
         with os.scandir(root / folder) as entries:
             for entry in entries:
+                count += 1
+                if count > MAX_ENTRIES:
+                    raise CorruptFile(f"{root} holds more than {MAX_ENTRIES} files, as no bundle does")
                 path = f"{folder}{entry.name}"
                 shown = os.fsencode(path).decode("utf-8", "backslashreplace")
                 if entry.is_symlink():

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from cutlass_aot.errors import BundleError
+from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.runtime.launching import code_cache, unpacking
 from cutlass_aot.runtime.launching.gpu_code import Code
 from cutlass_aot.runtime.opened.bundle_directory import open_directory
 from cutlass_aot.schema.bundles.catalog import FileReference
 from cutlass_aot.schema.bundles.group_index import CodeSpan
+from cutlass_aot.schema.compression import Unpacking
 
 
 class Filled(NamedTuple):
@@ -37,6 +38,14 @@ def prefill(bundle: Path, directory: Path | None = None) -> Filled:
     spans: dict[FileReference, list[CodeSpan]] = {}
     for entry in opened.catalog.groups:
         spans.setdefault(entry.code, []).extend(kernel.code for kernel in opened.group(entry).index)
+    bound = Unpacking(sum(reference.size for reference in spans))
+    for reference, own in spans.items():
+        try:
+            bound.take(max((span.offset + span.size for span in own), default=0))
+        except CorruptFile as error:
+            raise CorruptFile(
+                f"{bundle / reference.path}: {error}: build or fetch the bundle again"
+            ) from None
     most = unpacking.limit() if directory is None else None
     if directory is not None:
         try:

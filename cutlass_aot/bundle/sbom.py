@@ -131,6 +131,11 @@ def bill_of_wheel(catalog: Catalog, name: str, path: str, sha256: str) -> bytes:
     return _text(wheel, packages, [{"ref": "wheel", "dependsOn": [item["bom-ref"] for item in packages]}])
 
 
+def most_bytes(listed: int) -> int:
+    """Most bytes of a bill for so many kernels and requests, of which each takes about 370."""
+    return (1 << 20) + (listed << 12)
+
+
 def read_bill(data: bytes, what: str) -> Bill:
     """Read a bundle's bill of untrusted origin; errors call it ``what``."""
     try:

@@ -29,9 +29,11 @@ from cutlass_aot.runtime.files.signatures import (
 from cutlass_aot.runtime.files.verified_read import manifest_bytes
 from cutlass_aot.schema.bundles.signature import (
     MAX_SIGNATURES,
+    NO_TERMS,
     SIGNATURE_BYTES,
     SIGNATURES,
     Signature,
+    Terms,
     key_id,
     signature_path,
     signed_message,
@@ -157,12 +159,12 @@ class Command:
         return answer
 
 
-def sign_bundle(bundle: Path, signer: Signer) -> Path:
-    """Sign a bundle, and return the path of the signature's file.
+def sign_bundle(bundle: Path, signer: Signer, terms: Terms = NO_TERMS) -> Path:
+    """Sign a bundle, under these terms, and return the path of the signature's file.
 
     The bundle is verified first, and the signature before it is written. It replaces one by the same key;
-    others stay. Equal bundles and keys give equal files. A bundle that is replaced meanwhile, or that already
-    has :data:`MAX_SIGNATURES` signatures by other keys, is a :class:`BundleError`.
+    others stay. Equal bundles, keys and terms give equal files. A bundle that is replaced meanwhile, or that
+    already has :data:`MAX_SIGNATURES` signatures by other keys, is a :class:`BundleError`.
     """
     path = signature_path(key_id(signer.public_key))
     # Held open: if a build exchanges the bundle meanwhile, the signature goes into the old one.
@@ -180,7 +182,7 @@ def sign_bundle(bundle: Path, signer: Signer) -> Path:
             # This says so where there is no bundle at all.
             manifest_bytes(bundle)
             raise BundleError(f"{bundle} is not sound: {in_short(problems)}; what is damaged is not signed")
-        signature = signature_of(findings.bundle.manifest, signer)
+        signature = signature_of(findings.bundle.manifest, signer, terms)
         if not os.path.samestat(os.fstat(folder), bundle.stat()):
             raise _replaced(bundle)
         _write(folder, signature)
@@ -193,10 +195,10 @@ def sign_bundle(bundle: Path, signer: Signer) -> Path:
     return bundle / path
 
 
-def signature_of(manifest: bytes, signer: Signer) -> Signature:
+def signature_of(manifest: bytes, signer: Signer, terms: Terms = NO_TERMS) -> Signature:
     """Sign the bundle with this manifest; a signature that is not right is a :class:`SignatureError`."""
-    key, message = signer.public_key, signed_message(manifest)
-    signature = Signature(key, signer.sign(message))
+    key, message = signer.public_key, signed_message(manifest, terms)
+    signature = Signature(key, signer.sign(message), sequence=terms.sequence, expires=terms.expires)
     if not verifies(key, signature.signature, message):
         raise SignatureError(
             f"the signature is not right by public key {signature.key}: the signer has another key, or "

@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.files.verified_read import read_file
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, MAX_LIBRARY_BYTES, FileReference
-from cutlass_aot.schema.compression import decompressed
+from cutlass_aot.schema.compression import Unpacking, decompressed
 from cutlass_aot.schema.encoding import digest
 
 
@@ -61,12 +62,32 @@ def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> li
 def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[dict[str, Any]]:
     """Write everything to a new folder; whoever may enter it may read all of it."""
     folders = make_folders(folder, [path for handle in handles for path in _paths(handle)])
+    files = {file for handle in handles for file in handle.group.files}
+    unpacking = Unpacking(sum(file.size for file in files))
     codes: dict[FileReference, bytes] = {}
     index = []
+
+    @contextmanager
+    def named(packed: FileReference) -> Iterator[None]:
+        try:
+            yield
+        except CorruptFile as error:
+            raise CorruptFile(f"{root / packed.path}: {error}: build or fetch the bundle again") from None
+
+    def opened(packed: FileReference, most: int) -> bytes:
+        data = read_file(root, packed)
+        with named(packed):
+            content = decompressed(data, unpacking.bound(most))
+            unpacking.take(len(content))
+        return content
+
     for handle in handles:
         entry, packed = handle.entry, handle.group.code
         if packed not in codes:
-            codes[packed] = decompressed(read_file(root, packed), MAX_FILE_BYTES)
+            codes[packed] = opened(packed, MAX_FILE_BYTES)
+        # Counted as it is written, because kernels could share all of it.
+        with named(packed):
+            unpacking.take(entry.code.size)
         data = codes[packed][entry.code.offset : entry.code.offset + entry.code.size]
         if digest(data) != entry.code.sha256:
             raise CorruptFile(f"{root / packed.path} lacks the GPU code of {handle.name}: build it again")
@@ -75,7 +96,7 @@ def _unpack(root: Path, handles: Sequence[KernelHandle], folder: Path) -> list[d
         for host, path in libraries.items():
             if not (folder / path).exists():
                 packed = handle.group.libraries[host][entry.library]
-                _write(folder / path, decompressed(read_file(root, packed), MAX_LIBRARY_BYTES))
+                _write(folder / path, opened(packed, MAX_LIBRARY_BYTES))
         index.append(
             {
                 "name": handle.name,

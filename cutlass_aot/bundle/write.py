@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from cutlass_aot.bundle.files import LICENSES, is_exactly, manifest_to_bytes
+from cutlass_aot.bundle.files import LICENSES, MAX_LICENSE_BYTES, is_exactly, manifest_to_bytes
 from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile, check_plan
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace_bundle, synchronise
-from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_materials
+from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_materials, most_bytes
 from cutlass_aot.bundle.verify.verified import VerifiedBundle
-from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.verified_read import manifest_bytes, parse_manifest, read_file
 from cutlass_aot.schema.bundles.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
     MAX_FILE_BYTES,
+    MAX_FILES,
     MAX_INDEX_BYTES,
     Catalog,
     FileReference,
@@ -28,6 +29,7 @@ from cutlass_aot.schema.bundles.catalog import (
     common_alignment,
 )
 from cutlass_aot.schema.bundles.group_index import KernelEntry, group_to_bytes
+from cutlass_aot.schema.compression import Unpacking
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.requests.request import CompiledRequest
 from cutlass_aot.schema.requests.request_index import requests_to_bytes
@@ -115,8 +117,8 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
         references[path] = FileReference(path, size, sha256)
         return references[path]
 
-    def add(path: str, data: bytes) -> FileReference:
-        return refer(path, data, len(data), digest(data), MAX_INDEX_BYTES)
+    def add(path: str, data: bytes, most: int = MAX_INDEX_BYTES) -> FileReference:
+        return refer(path, data, len(data), digest(data), most)
 
     def add_packed(path: str, packed: PackedFile) -> FileReference:
         if path not in references:
@@ -163,7 +165,7 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
             )
         )
     for name, text in sorted(plan.licenses.items()):
-        add(f"{LICENSES}/{name}", text)
+        add(f"{LICENSES}/{name}", text, MAX_LICENSE_BYTES)
     catalog = Catalog(
         name=plan.name,
         version=plan.version,
@@ -180,10 +182,31 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
     add(CATALOG_NAME, catalog.to_bytes())
     kernels = [entry for group in plan.groups for entry in group.entries]
     requests = [compiled.request for group in plan.groups for compiled in group.requests]
-    add(f"{BILL_FOLDER}/{BILL_NAME}", bill_of_materials(catalog, kernels, requests))
+    bill = bill_of_materials(catalog, kernels, requests)
+    add(f"{BILL_FOLDER}/{BILL_NAME}", bill, most_bytes(len(kernels) + len(requests)))
+    _check_bounds(plan, references)
     manifest = manifest_to_bytes(references)
     bundle = VerifiedBundle(output, manifest, references, catalog, tuple(plan.groups), tuple(plan.rankings))
     return bundle, {**sources, MANIFEST_NAME: manifest}
+
+
+def _check_bounds(plan: BundlePlan, references: Mapping[str, FileReference]) -> None:
+    """Refuse what no reader would take."""
+    if len(references) > MAX_FILES:
+        raise BundleError(
+            f"bundle {plan.name!r} would have {len(references)} files, a bundle has at most {MAX_FILES}: "
+            "build several, e.g. one a target"
+        )
+    unpacking = Unpacking(sum(reference.size for reference in references.values()))
+    ends: dict[str, int] = {}
+    for group in plan.groups:
+        for entry in group.entries:
+            end = entry.code.offset + entry.code.size
+            ends[group.code.name] = max(ends.get(group.code.name, 0), end)
+    try:
+        unpacking.take(sum(ends.values()))
+    except CorruptFile as error:
+        raise BundleError(f"the GPU code of bundle {plan.name!r} packs too well: {error}") from None
 
 
 def _in_order(group: GroupPlan, ordered: Sequence[KernelEntry]) -> list[CompiledRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -85,6 +86,18 @@ def merge(shards: tuple[Path, ...], store: Path, out: Path) -> int:
     return 0
 
 
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?")
+
+
+def _hosts(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if not _HOST.fullmatch(value):
+            raise click.BadParameter(
+                f"{value!r} cannot be a host: expected one such as auth.example.org:5001"
+            )
+    return values
+
+
 registry_options = together(
     click.option("--plain-http", is_flag=True, help="Speak plain HTTP, to a registry without TLS."),
     click.option(
@@ -92,7 +105,15 @@ registry_options = together(
         type=click.FloatRange(1),
         default=TIMEOUT,
         show_default=True,
-        help="Seconds that the registry may be silent.",
+        help="Seconds that the registry may take for a request; a large file gets more, by its size.",
+    ),
+    click.option(
+        "--login-host",
+        "login_hosts",
+        multiple=True,
+        metavar="HOST[:PORT]",
+        callback=_hosts,
+        help="Another host that the password for the registry may be sent to; repeatable.",
     ),
 )
 
@@ -102,7 +123,9 @@ registry_options = together(
 @click.argument("name", metavar="REGISTRY/REPOSITORY:TAG")
 @registry_options
 @json_option
-def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: bool) -> int:
+def push(
+    bundle: Path, name: str, plain_http: bool, timeout: float, login_hosts: tuple[str, ...], as_json: bool
+) -> int:
     """Put BUNDLE into an OCI registry, and print its name there by digest.
 
     Every byte is verified before anything is sent. Equal bundles have equal digests. Credentials are those of
@@ -110,7 +133,7 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: boo
     """
     from cutlass_aot.bundle.oci.push import push_bundle
 
-    pushed = push_bundle(bundle, name, plain_http=plain_http, timeout=timeout)
+    pushed = push_bundle(bundle, name, plain_http=plain_http, timeout=timeout, login_hosts=login_hosts)
     tell_unchecked(bundle)
     if as_json:
         print_json({"name": pushed.name, "uploaded": pushed.uploaded, "blobs": pushed.blobs})
@@ -129,10 +152,22 @@ def push(bundle: Path, name: str, plain_http: bool, timeout: float, as_json: boo
     help="The bundle's directory; a bundle that is there is replaced.",
 )
 @trusted_keys_option
+@click.option(
+    "--allow-older",
+    is_flag=True,
+    help="Also replace a signed bundle by one whose signature has a lower sequence.",
+)
 @registry_options
 @json_option
 def pull(
-    name: str, output: Path, keys: tuple[Path, ...], plain_http: bool, timeout: float, as_json: bool
+    name: str,
+    output: Path,
+    keys: tuple[Path, ...],
+    allow_older: bool,
+    plain_http: bool,
+    timeout: float,
+    login_hosts: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Fetch a bundle from an OCI registry, and put it in place once every byte is verified.
 
@@ -142,7 +177,15 @@ def pull(
     """
     from cutlass_aot.bundle.oci.pull import pull_bundle
 
-    pulled = pull_bundle(name, output, keys=keys, plain_http=plain_http, timeout=timeout)
+    pulled = pull_bundle(
+        name,
+        output,
+        keys=keys,
+        allow_older=allow_older,
+        plain_http=plain_http,
+        timeout=timeout,
+        login_hosts=login_hosts,
+    )
     tell_unchecked(output)
     if as_json:
         print_json(

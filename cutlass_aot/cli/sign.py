@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 from cutlass_aot.cli.options import KeyPath, bundle_argument, together
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import SignatureError
+from cutlass_aot.schema.bundles.signature import MAX_SEQUENCE, NO_TERMS, Terms
 
 if TYPE_CHECKING:
     from cutlass_aot.bundle.sign import Signer
@@ -34,8 +36,26 @@ signer_options = together(
         show_default=True,
         help="Seconds that the program may take.",
     ),
+    click.option(
+        "--sequence",
+        type=click.IntRange(0, MAX_SEQUENCE),
+        default=0,
+        show_default=True,
+        help="Number that you raise with each release, signed too, so that older ones can be refused.",
+    ),
+    click.option(
+        "--expires",
+        type=click.DateTime(["%Y-%m-%d"]),
+        metavar="YYYY-MM-DD",
+        help="Last day, in UTC, on which the signature is good, signed too.",
+    ),
 )
-"""Options that say who signs; :func:`signer_of` reads them."""
+"""Options that say who signs and under which terms; :func:`signer_of` and :func:`terms_of` read them."""
+
+
+def terms_of(sequence: int, expires: datetime | None) -> Terms:
+    """The terms that the ``signer_options`` name."""
+    return Terms(sequence, f"{expires:%Y-%m-%d}" if expires else "")
 
 
 def signer_of(
@@ -60,7 +80,13 @@ def signer_of(
 @bundle_argument
 @signer_options
 def command(
-    bundle: Path, key: Path | None, program: str | None, public_key: Path | None, timeout: float
+    bundle: Path,
+    key: Path | None,
+    program: str | None,
+    public_key: Path | None,
+    timeout: float,
+    sequence: int,
+    expires: datetime | None,
 ) -> int:
     """Verify BUNDLE and sign its manifest, which has the digest of every other file.
 
@@ -73,7 +99,9 @@ def command(
         raise click.UsageError("expected one of --key and --command")
     from cutlass_aot.bundle.sign import sign_bundle
 
-    say(f"{sign_bundle(bundle, signer)}: signed")
+    terms = terms_of(sequence, expires)
+    said = f", {terms}" if terms != NO_TERMS else ""
+    say(f"{sign_bundle(bundle, signer, terms)}: signed{said}")
     return 0
 
 

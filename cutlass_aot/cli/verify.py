@@ -13,6 +13,7 @@ from cutlass_aot.cli.options import json_option, trusted_keys_option
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import UntrustedBundle
+from cutlass_aot.schema.bundles.signature import NO_TERMS, Terms
 from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
             {
                 "path": str(path),
                 "problems": [asdict(problem) for problem in problems],
+                "more_problems": findings.more,
                 "signers": findings.signers,
+                "terms": {signer: _terms(findings, signer)._asdict() for signer in findings.signers},
                 "warnings": findings.warnings,
             }
         )
@@ -58,19 +61,29 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
             # ``found`` is a noun phrase, or a sentence that begins with the path, which is printed already.
             found = problem.found.removeprefix(f"{problem.path} is ").removeprefix(f"{problem.path}: ")
             say(f"{problem.path}: {found}; expected {problem.expected}", err=True)
+        if findings.more:
+            say(f"{path}: and {plural(findings.more, 'more problem')}", err=True)
         for warning in findings.warnings:
             say(f"{path}: {warning}", err=True)
-        state = plural(len(problems), "problem") if problems else "good"
-        say(f"{path}: {', '.join([state, *_signers(findings.signers, trusted)])}")
+        state = plural(len(problems) + findings.more, "problem") if problems else "good"
+        say(f"{path}: {', '.join([state, *_signers(findings, trusted)])}")
     if findings.unsigned and not findings.damaged:
         return UntrustedBundle.exit_code
     return 1 if problems else 0
 
 
-def _signers(signers: Sequence[str], trusted: Sequence[PublicKey]) -> list[str]:
-    """For each signer, in words: the file of the key if it was given, else its id."""
+def _signers(findings: Findings, trusted: Sequence[PublicKey]) -> list[str]:
+    """For each signer, in words: the file of the key if it was given, else its id; and the terms."""
     known = {key.id: str(key) for key in trusted}
-    return [f"signed by {known.get(signer, signer)}" for signer in signers]
+    return [
+        f"signed by {known.get(signer, signer)}" + (f" ({terms})" if str(terms) else "")
+        for signer, terms in ((signer, _terms(findings, signer)) for signer in findings.signers)
+    ]
+
+
+def _terms(findings: Findings, signer: str) -> Terms:
+    signatures = findings.bundle.signatures if findings.bundle else ()
+    return next((signature.terms for signature in signatures if signature.key == signer), NO_TERMS)
 
 
 def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:
@@ -81,6 +94,7 @@ def _store(path: Path, keys: Sequence[PublicKey]) -> Findings:
     if keys:
         raise click.UsageError(f"{path} is a store, and has no signatures: --key is for bundles and wheels")
     expected = "what its name says; a build that needs it makes it again"
-    return Findings(
-        [Problem(damage.path, damage.problem, expected) for damage in check(Store(path, create=False))]
-    )
+    findings = Findings()
+    damages = check(Store(path, create=False))
+    findings.add(Problem(damage.path, damage.problem, expected) for damage in damages)
+    return findings

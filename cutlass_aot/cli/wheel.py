@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -9,7 +10,8 @@ import click
 from cutlass_aot.cli.options import bundle_argument
 from cutlass_aot.cli.output.render import tell_unchecked
 from cutlass_aot.cli.output.terminal import say
-from cutlass_aot.cli.sign import signer_of, signer_options
+from cutlass_aot.cli.sign import signer_of, signer_options, terms_of
+from cutlass_aot.schema.bundles.signature import NO_TERMS
 from cutlass_aot.schema.words import size
 
 
@@ -37,6 +39,8 @@ def command(
     program: str | None,
     public_key: Path | None,
     timeout: float,
+    sequence: int,
+    expires: datetime | None,
 ) -> int:
     """Verify BUNDLE and pack it into a wheel for each of its hosts.
 
@@ -52,7 +56,10 @@ def command(
     from cutlass_aot.runtime.files.signatures import is_signed
 
     signer = signer_of(key, program, public_key, timeout)
-    wheels = build_wheels(bundle, output, split=split == "targets", signer=signer)
+    terms = terms_of(sequence, expires)
+    if signer is None and terms != NO_TERMS:
+        raise click.UsageError("--sequence and --expires go with --key or --command")
+    wheels = build_wheels(bundle, output, split=split == "targets", signer=signer, terms=terms)
     for wheel in wheels:
         say(f"{wheel}: {size(wheel.stat().st_size)}")
     tell_unchecked(bundle)

@@ -13,10 +13,32 @@ MAX_WINDOW_LOG = 22
 """Log2 of the bytes that a frame may refer back to: about 80 kernels. Opening a frame needs that much memory,
 and time to touch it: ``tools/bench/size.py --part units`` prints the figures of other values."""
 
+MOST_SMALL = 1 << 24
+MOST_TIMES = 1 << 8
+"""What frames may unpack to together: this many bytes, and this many times their own size. Code of kernels
+unpacks to 5 to 30 times its size; a frame made for it, to 30,000 times."""
+
 # A block has at least three bytes and gives at most 128 KiB: at most 43 MB a step.
 _STEP = 1 << 10
 # The allocator reuses memory of this size; zstandard's default of 128 KiB is taken from the system each time.
 _OUTPUT_STEP = 1 << 15
+
+
+class Unpacking:
+    """Bounds what all frames of one origin unpack to together, by the bytes that they have themselves."""
+
+    def __init__(self, packed: int) -> None:
+        self._most = self._left = MOST_SMALL + MOST_TIMES * packed
+
+    def bound(self, most: int) -> int:
+        """The bytes that the next frame may unpack to, at most ``most``."""
+        return min(most, self._left)
+
+    def take(self, size: int) -> None:
+        """Count bytes that were unpacked, or will be; a CorruptFile if they are too many."""
+        if size > self._left:
+            raise CorruptFile(f"it and what was unpacked before it hold more than {self._most} bytes")
+        self._left -= size
 
 
 def compress(data: bytes, level: int, *, window_log: int = MAX_WINDOW_LOG) -> bytes:

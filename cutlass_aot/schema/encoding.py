@@ -19,6 +19,8 @@ from cutlass_aot.errors import CorruptFile, SchemaTooNew
 
 MAX_DEPTH = 32
 MAX_ITEMS = 4_000_000
+MAX_CONTAINERS = 1 << 20
+"""Lists and maps in one value: an empty one takes one byte of a file and 64 bytes of memory."""
 
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """Errors of code that reads untrusted plain data; RecursionError comes from the text of nested data."""
@@ -75,6 +77,8 @@ def encode_text(text: str) -> bytes:
 def decode(data: bytes, what: str) -> Any:
     """Decode one complete msgpack value of untrusted origin; length fields are bounded by the data's size."""
     bound = min(len(data), MAX_ITEMS)
+    # Only then can there be more.
+    hooks: dict[str, Any] = {} if len(data) <= MAX_CONTAINERS else _counting_hooks()
     try:
         return msgpack.unpackb(
             data,
@@ -86,6 +90,7 @@ def decode(data: bytes, what: str) -> Any:
             max_array_len=bound,
             max_map_len=bound,
             max_ext_len=0,
+            **hooks,
         )
     except (ValueError, msgpack.UnpackException, UnicodeDecodeError, RecursionError) as error:
         raise CorruptFile(
@@ -97,6 +102,20 @@ def decode(data: bytes, what: str) -> Any:
         raise CorruptFile(
             f"{what} claims to hold more than there is memory for: build or fetch it again"
         ) from None
+
+
+def _counting_hooks() -> dict[str, Any]:
+    """Arguments of msgpack's reader that have it refuse more than :data:`MAX_CONTAINERS` lists and maps."""
+    left = MAX_CONTAINERS
+
+    def seen(value: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"more than {MAX_CONTAINERS} lists and maps")
+        return value
+
+    return {"list_hook": seen, "object_hook": seen}
 
 
 def decode_json(data: bytes, what: str, advice: str = "build or fetch it again") -> Any:
@@ -118,7 +137,7 @@ def shown(value: Any) -> str:
     return "bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
 
 
-def digest(data: bytes) -> str:
+def digest(data: bytes | memoryview) -> str:
     """SHA-256 of ``data`` in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 

@@ -13,6 +13,7 @@ import pytest
 
 from cutlass_aot.bundle.sign import COMMAND_SECONDS, new_key
 from cutlass_aot.cli import COMMANDS
+from cutlass_aot.cli.bundle import command as bundle_command
 from cutlass_aot.cli.sign import ENVIRONMENT_VARIABLE as PASSPHRASE
 from cutlass_aot.cli.sign import command as sign_command
 from cutlass_aot.cli.sign import key as key_command
@@ -69,7 +70,7 @@ def test_what_the_page_shows_works_from_top_to_bottom(tmp_path: Path) -> None:
             # As installed: this interpreter's command line.
             program = line.replace("cutlass-aot ", f"{sys.executable} -m cutlass_aot ", 1)
             seen.append(run(["bash", "-euo", "pipefail", "-c", program], tmp_path))
-    assert len(seen) == 14
+    assert len(seen) == 17
     first, second = (path.stem for path in sorted((bundle / "signatures").iterdir()))
     assert {first, second} <= set(re.findall(r"[0-9a-f]{16}", "".join(seen)))
     assert "good, signed by" in seen[3]
@@ -143,7 +144,10 @@ def test_every_command_of_the_table_is_tried_or_known() -> None:
 
 
 def test_every_option_that_is_named_exists() -> None:
-    commands = [*key_command.commands.values(), sign_command, verify_command, tune_command, wheel_command]
+    commands = [
+        *(*key_command.commands.values(), *bundle_command.commands.values()),
+        *(sign_command, verify_command, tune_command, wheel_command),
+    ]
     known = {option for command in commands for item in command.params for option in item.opts}
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known
     assert set(re.findall(r"^cutlass-aot (\w+)", PAGE, re.MULTILINE)) <= set(COMMANDS)

@@ -9,6 +9,7 @@ import pytest
 
 from cutlass_aot.bundle.oci.artifact import TITLE
 from cutlass_aot.bundle.oci.pull import pull_bundle
+from cutlass_aot.schema.bundles.signature import Terms
 
 
 def tree(folder):
@@ -65,10 +66,10 @@ def endless(request, data):
         request.wfile.write(b"400\r\n" + b"\0" * 1024 + b"\r\n")
 
 
-def sign(bundle, key):
+def sign(bundle, key, sequence=0):
     from cutlass_aot.bundle.sign import KeyFile, sign_bundle
 
-    sign_bundle(bundle, KeyFile(key, lambda: ""))
+    sign_bundle(bundle, KeyFile(key, lambda: ""), Terms(sequence))
 
 
 def public(key, name="ours"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
-from cutlass_aot.schema.bundles.signature import Signature, key_id, signed_message
+from cutlass_aot.schema.bundles.signature import NO_TERMS, Signature, Terms, key_id, signed_message
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,13 @@ class Key:
     def id(self) -> str:
         return key_id(self.raw)
 
-    def signature(self, manifest: bytes) -> Signature:
-        return Signature(self.raw, self.private.sign(signed_message(manifest)))
+    def signature(self, manifest: bytes, terms: Terms = NO_TERMS) -> Signature:
+        made = self.private.sign(signed_message(manifest, terms))
+        return Signature(self.raw, made, sequence=terms.sequence, expires=terms.expires)
 
-    def sign(self, bundle: Path) -> Path:
+    def sign(self, bundle: Path, sequence: int = 0, expires: str = "") -> Path:
         """Sign whatever is there, sound or not."""
-        signature = self.signature((bundle / MANIFEST_NAME).read_bytes())
+        signature = self.signature((bundle / MANIFEST_NAME).read_bytes(), Terms(sequence, expires))
         (bundle / "signatures").mkdir(exist_ok=True)
         (bundle / signature.path).write_bytes(signature.to_bytes())
         return bundle / signature.path

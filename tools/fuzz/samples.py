@@ -21,7 +21,7 @@ from cutlass_aot.runtime.files.signatures import read_public_key
 from cutlass_aot.runtime.files.verified_read import parse_manifest, read_catalog, read_file, read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
 from cutlass_aot.schema.bundles.group_index import group_from_bytes
-from cutlass_aot.schema.bundles.signature import Signature
+from cutlass_aot.schema.bundles.signature import Signature, TrustPolicy
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.compression import compress, decompressed
 from cutlass_aot.schema.encoding import digest
@@ -149,6 +149,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
             8,
         ),
         Reader("signature", _signature, it(Signature.from_bytes), 6),
+        Reader("trust policy", json_maker([_POLICY]), it(TrustPolicy.from_bytes), 3),
         Reader("public key", bytes_maker([_KEY], text_of), public_key, 3),
         Reader("kernel object", hosts, decode_object, 8),
         Reader("compressed file", compressed_maker(packed), _decompressed, 8),
@@ -204,7 +205,12 @@ def _formula(data: bytes) -> None:
 
 def _signature(source: random.Random) -> bytes:
     """Most changes of a signature's file are detected at once, by its canonical form: some keep to that."""
-    made = Signature(source.randbytes(32), source.randbytes(64)).to_bytes()
+    made = Signature(
+        source.randbytes(32),
+        source.randbytes(64),
+        sequence=source.randrange(9),
+        expires=source.choice(("", "2027-06-30")),
+    ).to_bytes()
     if source.randrange(4) == 0:
         return made
     if source.randrange(4) == 0:
@@ -216,6 +222,9 @@ _KEY = b"""-----BEGIN PUBLIC KEY-----
 MCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=
 -----END PUBLIC KEY-----
 """
+_POLICY = (
+    b"""{"schema": 1, "kind": "cutlass-aot trust policy", "minimum_sequence": 7, "require_expiry": true}"""
+)
 _FACTS = b"""host = "aarch64"
 libc = "glibc 2.39"
 python = "3.12.3"

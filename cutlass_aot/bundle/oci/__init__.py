@@ -6,4 +6,4 @@ client.
 """
 
 TIMEOUT = 30.0
-"""Seconds that a registry may be silent, by default."""
+"""Seconds that a registry may take for a request, by default."""

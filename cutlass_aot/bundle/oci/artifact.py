@@ -21,6 +21,7 @@ from cutlass_aot.schema.bundles.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
     MAX_FILE_BYTES,
+    MAX_FILES,
     SCHEMA,
     Catalog,
     FileReference,
@@ -139,6 +140,8 @@ def parse_oci_manifest(data: bytes, what: str) -> Contents:
     layers = body.get("layers")
     if not isinstance(layers, list):
         raise _corrupt(what, "lists no layers")
+    if len(layers) > MAX_FILES + MAX_SIGNATURES + 1:
+        raise _corrupt(what, f"lists {len(layers)} files, a bundle has at most {MAX_FILES}")
     files: dict[str, FileReference] = {}
     for layer in map(_object, layers):
         path = _object(layer.get("annotations")).get(TITLE)

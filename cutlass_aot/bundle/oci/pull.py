@@ -16,13 +16,14 @@ from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace
 from cutlass_aot.bundle.verify.directory import in_short, look_at_bundle
 from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, RegistryNameError, UntrustedBundle
 from cutlass_aot.runtime.files import trust
-from cutlass_aot.runtime.files.verified_read import parse_manifest
+from cutlass_aot.runtime.files.verified_read import catalog_of, manifest_bytes, parse_manifest
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, FileReference
-from cutlass_aot.schema.bundles.signature import is_signature_path
+from cutlass_aot.schema.bundles.signature import MAX_SIGNATURE_FILE, is_signature_path
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
     from cutlass_aot.bundle.oci.registry import Registry
+    from cutlass_aot.bundle.verify.verified import VerifiedBundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ def pull_bundle(
     keys: Sequence[Path] = (),
     plain_http: bool = False,
     timeout: float = TIMEOUT,
+    login_hosts: Sequence[str] = (),
+    allow_older: bool = False,
 ) -> Pulled:
     """Pull ``registry/repository:tag`` or ``registry/repository@sha256:...`` into the directory ``output``.
 
@@ -58,7 +61,9 @@ def pull_bundle(
 
     ``keys`` are files of public keys, and directories of them; one of the keys must have signed the bundle.
     Without ``keys``, those apply that a program on this machine would require
-    (:mod:`cutlass_aot.runtime.files.trust`). The registry may be silent for ``timeout`` seconds.
+    (:mod:`cutlass_aot.runtime.files.trust`). A bundle of the same name that one of the keys has signed is not
+    replaced by one of a lower sequence, unless ``allow_older``. ``timeout`` and ``login_hosts`` are those of
+    :class:`~cutlass_aot.bundle.oci.registry.Registry`.
     """
     reference = Reference.parse(name)
     if not reference.tag_or_digest:
@@ -71,11 +76,13 @@ def pull_bundle(
     # Imported here, because the client for registries need not be installed for anything else.
     from cutlass_aot.bundle.oci.registry import Registry
 
-    registry = Registry(reference, plain_http=plain_http, timeout=timeout)
+    registry = Registry(reference, plain_http=plain_http, timeout=timeout, login_hosts=login_hosts)
     with registry.session:
         pull = _Pull.begin(registry, reference, keys)
         try:
-            written = replace_bundle(output, pull.fill, pull.is_there)
+            written = replace_bundle(
+                output, lambda folder: pull.fill(folder, None if allow_older else output), pull.is_there
+            )
         except OSError as error:
             raise disk_error(error, output, "pull again") from error
     return Pulled(pull.name, written, len(pull.contents.files), pull.contents.size)
@@ -116,8 +123,11 @@ class _Pull:
         self._check_trust(folder)
         return True
 
-    def fill(self, folder: Path) -> None:
-        """Fetch and verify every file, and synchronise all of them to the disk."""
+    def fill(self, folder: Path, before: Path | None) -> None:
+        """Fetch and verify every file, and synchronise all of them to the disk.
+
+        It may not be older than a bundle at ``before``.
+        """
         free = shutil.disk_usage(folder.parent).free
         if self.contents.size > free:
             raise RegistryError(
@@ -141,8 +151,27 @@ class _Pull:
             raise CorruptFile(
                 f"what was pulled is not a sound bundle: {in_short(findings.problems)}; push one that is"
             )
+        if before is not None:
+            self._check_newer(findings.bundle, before)
         if self.contents.config is not None:
             check_config(_read(self.registry, self.contents.config), findings.bundle.catalog)
+
+    def _check_newer(self, pulled: VerifiedBundle, before: Path) -> None:
+        """Refuse a bundle whose sequence is lower than that of the bundle which it would replace."""
+        try:
+            manifest = manifest_bytes(before)
+            if catalog_of(before, manifest).name != pulled.catalog.name:
+                return
+            last = trust.sequence(before, manifest, self.keys or None)
+        except (OSError, CutlassAotError):
+            # What is damaged, or not signed by a key that is required now, says nothing of what is newer.
+            return
+        found = trust.sequence(pulled.directory, self.manifest, self.keys or None)
+        if found < last:
+            raise UntrustedBundle(
+                f"bundle {self.reference} has sequence {found}, what is at {before} has {last}: it is older; "
+                "pull a newer one, or give --allow-older to go back"
+            )
 
     def _check_trust(self, folder: Path) -> None:
         try:
@@ -159,7 +188,7 @@ class _Pull:
 def _signatures_in(folder: Path) -> list[FileReference]:
     references = []
     for path in filter(is_signature_path, list_files(folder).regular):
-        sha256, size = digest_beneath(folder, path)
+        sha256, size = digest_beneath(folder, path, MAX_SIGNATURE_FILE)
         references.append(FileReference(path, size, sha256))
     return references
 

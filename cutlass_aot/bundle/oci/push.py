@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +29,18 @@ class Pushed:
     blobs: int
 
 
-def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: float = TIMEOUT) -> Pushed:
+def push_bundle(
+    bundle: Path,
+    name: str,
+    *,
+    plain_http: bool = False,
+    timeout: float = TIMEOUT,
+    login_hosts: Sequence[str] = (),
+) -> Pushed:
     """Push a bundle to ``registry/repository:tag``; every byte is verified before anything is sent.
 
-    Equal bundles have equal digests there. The registry may be silent for ``timeout`` seconds.
+    Equal bundles have equal digests there. ``timeout`` and ``login_hosts`` are those of
+    :class:`~cutlass_aot.bundle.oci.registry.Registry`.
     """
     reference = Reference.parse(name)
     if not reference.tag or reference.digest:
@@ -47,7 +56,7 @@ def push_bundle(bundle: Path, name: str, *, plain_http: bool = False, timeout: f
     config = config_of(verified.catalog)
     manifest = manifest_of(files, config)
     by_digest = {file.sha256: file for file in files}
-    registry = Registry(reference, plain_http=plain_http, timeout=timeout)
+    registry = Registry(reference, plain_http=plain_http, timeout=timeout, login_hosts=login_hosts)
     with registry.session:
         uploaded = int(registry.upload(FileReference("", len(config), digest(config)), config, "the config"))
         for file in by_digest.values():

@@ -1,9 +1,10 @@
 """One repository of an OCI registry, which is not trusted, through the client ``oras``.
 
 ``oras`` reads docker's config file and calls its credential helpers, asks for tokens, and knows the addresses
-of https://github.com/opencontainers/distribution-spec/blob/main/spec.md. It has no time limits, sends a token
-to whatever host an upload leads to, retries for two minutes, and reads whole answers into memory.
-Therefore every request goes through :meth:`Registry.do_request`, and :func:`_blocks` reads every answer.
+of https://github.com/opencontainers/distribution-spec/blob/main/spec.md. It has no time limits, sends a
+password to whatever host a registry names for the login and a token to whatever host an upload leads to,
+retries for two minutes, and reads whole answers into memory. Therefore every request goes through
+:meth:`Registry.do_request` and :class:`_Session`, and :func:`_blocks` reads every answer.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import hashlib
 import io
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from urllib.parse import urljoin, urlsplit
 
 from cutlass_aot.bundle.oci.artifact import MANIFEST_TYPE, MAX_OCI_MANIFEST_BYTES
+from cutlass_aot.bundle.oci.deadline import Deadline, with_deadline
 from cutlass_aot.bundle.oci.reference import DIGEST, Reference
 from cutlass_aot.errors import CorruptFile, RegistryError, ToolchainError
 from cutlass_aot.schema.bundles.catalog import FileReference
@@ -28,6 +29,7 @@ from cutlass_aot.schema.encoding import digest
 
 try:
     import oras.auth
+    import oras.auth.utils
     import oras.provider
     import oras.utils
     import requests
@@ -49,24 +51,30 @@ _CONNECT_SECONDS = 10.0
 _RETRIES = 3
 _MAX_REDIRECTS = 5
 _BLOCK = 1 << 18
-_NO_HTTPS = (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL)
-_NO_ANSWER = (*_NO_HTTPS, requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError)
+_NO_ANSWER = (
+    requests.exceptions.InvalidURL, requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError
+)  # fmt: skip
+_PORTS = {"http": 80, "https": 443}
 
 
 class Registry(oras.provider.Registry):  # type: ignore[misc]
     """A repository of a registry; close its ``session`` at the end.
 
-    Without ``plain_http`` it may lead to addresses of HTTPS only; it may be silent for ``timeout`` seconds.
-    Every method raises :class:`RegistryError` if the registry cannot be reached or refuses.
+    Without ``plain_http`` it may lead to addresses of HTTPS only. Each request, with its redirects, its login
+    and its repetitions, may take ``timeout`` seconds, and as many more as its blob takes at :data:`SLOWEST`.
+    Credentials are sent to the registry and to ``login_hosts`` alone. Every method raises
+    :class:`RegistryError` if the registry cannot be reached or refuses.
     """
 
-    def __init__(self, reference: Reference, *, plain_http: bool, timeout: float) -> None:
+    def __init__(
+        self, reference: Reference, *, plain_http: bool, timeout: float, login_hosts: Sequence[str] = ()
+    ) -> None:
         super().__init__(insecure=plain_http)
         # The client logs what registries answer.
         logging.getLogger("oras.logger").addHandler(logging.NullHandler())
-        self.session = _Session(timeout, plain_http)
+        self._deadline = Deadline(timeout)
+        self.session = _Session(reference.registry, self._deadline, plain_http, login_hosts)
         self._reference = reference
-        self._timeout = timeout
         self._repository = self.get_container(f"{reference.registry}/{reference.repository}")
         self.auth = self._login("token")
 
@@ -94,10 +102,11 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
             self.get_blob(self._repository, f"sha256:{blob.sha256}", stream=True) as answer,
             self._explained(),
         ):
+            self._deadline.start(blob.size / SLOWEST)
             claimed = self._expect(answer, 200, what).headers.get("Content-Length", str(blob.size))
             if claimed != str(blob.size):
                 raise CorruptFile(f"{what} has {claimed[:40]!a} bytes in the registry, expected {blob.size}")
-            for block in _blocks(answer.raw, blob.size, self._timeout + blob.size / SLOWEST, what):
+            for block in _blocks(answer.raw, blob.size):
                 total += len(block)
                 if total > blob.size:
                     raise CorruptFile(f"{what} is longer than the {blob.size} bytes expected")
@@ -121,11 +130,12 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
             return False
         url = f"{self.prefix}://{self._repository.upload_blob_url()}"
         started = self._expect(self.do_request(url, "POST"), 202, what)
-        place = urljoin(url, started.headers.get("Location", ""))
-        url = oras.utils.append_url_params(place, {"digest": name})
+        with self._explained():
+            place = urljoin(url, started.headers.get("Location", ""))
+            url = oras.utils.append_url_params(place, {"digest": name})
         headers = {"Content-Type": "application/octet-stream"}
         # An empty file would be sent as an endless one.
-        answer = self.do_request(url, "PUT", source if blob.size else b"", headers)
+        answer = self.do_request(url, "PUT", source if blob.size else b"", headers, size=blob.size)
         self._expect(answer, 201, what)
         return True
 
@@ -151,14 +161,18 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
         headers: Mapping[str, str] | None = None,
         json: None = None,
         stream: bool = False,
+        *,
+        size: int = 0,
     ) -> requests.Response:
         """Make a request, with credentials where the registry wants them. The client's methods call this.
 
-        Only the registry's own host gets credentials: uploads may lead to other hosts.
+        Only the registry's own host gets credentials: uploads may lead to other hosts. ``size`` is that of
+        ``data`` where it is large.
         """
+        self._deadline.start(size / SLOWEST)
         sent = dict(headers or {})
-        own = urlsplit(url).netloc == self._reference.registry
         with self._explained():
+            own = urlsplit(url).netloc == self._reference.registry
             if own:
                 sent.update(self.auth.get_auth_header())
             answer = self.session.request(method, url, headers=sent, data=data, stream=stream)
@@ -182,6 +196,10 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
                 return None
             self.auth = login
             return {**headers, **login.get_auth_header()}
+        realm = oras.auth.utils.parse_auth_header(answer.headers.get("WWW-Authenticate", "")).realm or ""
+        if "://" in realm:
+            # The client puts http:// before what does not begin with http, and would name a host file.
+            self.session.get_adapter(realm)
         try:
             # Without refresh, a token that has expired would be sent again.
             renewed, changed = self.auth.authenticate_request(answer, dict(headers), refresh=True)
@@ -226,15 +244,13 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
         """Turn connection errors into ones that say what to do. They show no URL: some contain keys."""
         try:
             yield
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        # The standard library raises a ValueError for an address such as http://[.
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
             # The error after the last attempt wraps the reason why that attempt failed.
             reason = getattr(error.args[0] if error.args else None, "reason", error)
             silent = isinstance(reason, (requests.Timeout, urllib3.exceptions.TimeoutError))
-            if isinstance(error, _NO_HTTPS):
-                problem = (
-                    "leads to an address that is not https: expected one, as --plain-http was not given; "
-                    "give it for a registry of your own network"
-                )
+            if isinstance(error, ValueError):
+                problem = "leads to an address that cannot be read: look at its settings"
             elif isinstance(error, requests.exceptions.TooManyRedirects):
                 problem = f"redirects more than {_MAX_REDIRECTS} times: look at its settings"
             elif isinstance(error, requests.exceptions.SSLError):
@@ -242,8 +258,13 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
                     "has no certificate that is trusted here: for authorities of your own set "
                     "REQUESTS_CA_BUNDLE, for a registry without TLS give --plain-http"
                 )
+            elif self._deadline.passed:
+                problem = (
+                    f"has not answered in full within {self._deadline.seconds:.4g} seconds: try again later, "
+                    "or allow more with --timeout"
+                )
             elif silent and not isinstance(reason, urllib3.exceptions.NewConnectionError):
-                problem = f"was silent for {self._timeout:g} seconds: try again later"
+                problem = f"was silent for {self._deadline.silence:g} seconds: try again later"
             else:
                 problem = (
                     f"cannot be reached, or broke the connection off ({type(error).__name__}): look at its "
@@ -253,13 +274,21 @@ class Registry(oras.provider.Registry):  # type: ignore[misc]
 
 
 class _Session(requests.Session):
-    """A session with bounds, which sends credentials only where the client means to.
+    """A session with bounds, which sends credentials to the registry and to ``login_hosts`` alone.
 
     Proxies and certificates of the environment are used.
     """
 
-    def __init__(self, timeout: float, plain_http: bool) -> None:
+    def __init__(
+        self, registry: str, deadline: Deadline, plain_http: bool, login_hosts: Sequence[str]
+    ) -> None:
         super().__init__()
+        self._registry = registry
+        self._schemes = ("https", "http") if plain_http else ("https",)
+        # The registry itself is spoken to by one scheme, a login elsewhere by any that is allowed.
+        own = "http" if plain_http else "https"
+        hosts = [(own, registry), *((scheme, host) for scheme in self._schemes for host in login_hosts)]
+        self._trusted = {_place(f"{scheme}://{host}") for scheme, host in hosts}
         self.max_redirects = _MAX_REDIRECTS
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         # Otherwise a password of .netrc would be sent in place of the client's.
@@ -267,8 +296,40 @@ class _Session(requests.Session):
         # Compressed answers could unpack to anything.
         self.headers["Accept-Encoding"] = "identity"
         self.adapters.clear()
-        for prefix in ("https://", "http://") if plain_http else ("https://",):
-            self.mount(prefix, _Bounded(timeout))
+        for scheme in self._schemes:
+            self.mount(f"{scheme}://", _Bounded(deadline))
+
+    def get_adapter(self, url: str, *arguments: Any, **options: Any) -> Any:
+        """What sends a request to ``url``; see :class:`requests.Session`."""
+        scheme = urlsplit(url).scheme
+        if scheme == "http" and scheme not in self._schemes:
+            raise RegistryError(
+                f"{self._registry} leads to an address that is not https: expected one, as --plain-http was "
+                "not given; give it for a registry of your own network"
+            )
+        if scheme not in self._schemes:
+            raise RegistryError(
+                f"{self._registry} leads to an address {scheme[:20]!a}://, which is not followed: expected "
+                f"{' or '.join(self._schemes)}; look at its settings, and at the proxies before it"
+            )
+        return super().get_adapter(url, *arguments, **options)
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """Send a request, also the client's for tokens; see :class:`requests.Session`."""
+        url = request.url or ""
+        # An address that would not be followed anyway is refused as that.
+        self.get_adapter(url)
+        if "Authorization" in request.headers and _place(url) not in self._trusted:
+            host = urlsplit(url).netloc[:200]
+            raise RegistryError(
+                f"{self._registry} wants the password sent to {host!a}, which is another host: nothing was "
+                f"sent; if that is where its users log in, give --login-host {ascii(host)[1:-1]}"
+            )
+        return super().send(request, **options)
+
+    def should_strip_auth(self, old_url: str, new_url: str) -> bool:
+        """Whether credentials are left out where one address redirects to another: if the host differs."""
+        return _place(old_url) != _place(new_url)
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
         """Remove credentials from a request that is redirected to another host.
@@ -280,12 +341,27 @@ class _Session(requests.Session):
             prepared_request.headers.pop("Authorization", None)
 
 
+def _place(url: str) -> tuple[str, int | None]:
+    """Host and port of an address; for a port that there cannot be none, and nothing is sent there."""
+    parts = urlsplit(url)
+    try:
+        return parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return "", None
+
+
 class _Bounded(HTTPAdapter):
     """Sends all requests, also the client's for tokens, with bounds; reads every answer except a blob's."""
 
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        retry = Retry(
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+
+        class Attempts(Retry):
+            def sleep(self, *arguments: Any) -> None:
+                if not deadline.passed:
+                    super().sleep(*arguments)
+
+        retry = Attempts(
             total=_RETRIES,
             read=1,
             backoff_factor=0.5,
@@ -297,9 +373,17 @@ class _Bounded(HTTPAdapter):
         )
         super().__init__(max_retries=retry)
 
+    def get_connection_with_tls_context(self, *arguments: Any, **options: Any) -> Any:
+        """The connections to a host or a proxy; see :class:`requests.adapters.HTTPAdapter`."""
+        pool: Any = super().get_connection_with_tls_context(*arguments, **options)
+        if pool.ConnectionCls is type(pool).ConnectionCls:
+            pool.ConnectionCls = with_deadline(pool.ConnectionCls, self._deadline)
+        return pool
+
     def send(self, *arguments: Any, **options: Any) -> requests.Response:
         """Send a request; see :class:`requests.adapters.HTTPAdapter`."""
-        options["timeout"] = (min(self._timeout, _CONNECT_SECONDS), self._timeout)
+        silence = self._deadline.silence
+        options["timeout"] = (min(silence, _CONNECT_SECONDS), silence)
         answer = super().send(*arguments, **options)
         host = urlsplit(answer.url).hostname or "the registry"
         if answer.headers.get("Content-Encoding", "identity") != "identity":
@@ -309,7 +393,7 @@ class _Bounded(HTTPAdapter):
                 "the proxies before the registry"
             )
         if not options.get("stream") or answer.is_redirect:
-            data = b"".join(_blocks(answer.raw, MAX_ANSWER_BYTES, self._timeout, f"an answer of {host}"))
+            data = b"".join(_blocks(answer.raw, MAX_ANSWER_BYTES))
             if len(data) > MAX_ANSWER_BYTES:
                 answer.close()
                 raise RegistryError(
@@ -321,16 +405,9 @@ class _Bounded(HTTPAdapter):
         return answer
 
 
-def _blocks(raw: Any, limit: int, seconds: float, what: str) -> Iterator[bytes]:
-    """An answer in pieces, at most ``limit`` + 1 bytes; a :class:`RegistryError` after ``seconds``."""
-    end = time.monotonic() + seconds
+def _blocks(raw: Any, limit: int) -> Iterator[bytes]:
+    """An answer in pieces, at most ``limit`` + 1 bytes."""
     left = limit + 1
-    # read1 returns what has arrived, so that a slow answer does not delay the look at the clock.
     while left > 0 and (block := raw.read1(min(left, _BLOCK), decode_content=False)):
         left -= len(block)
         yield block
-        if time.monotonic() > end:
-            raw.close()
-            raise RegistryError(
-                f"{what} has not arrived within {seconds:.1f} seconds: try again when the registry is faster"
-            )

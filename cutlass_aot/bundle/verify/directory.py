@@ -10,13 +10,27 @@ from pathlib import Path
 from typing import TypeVar
 
 from cutlass_aot.bundle.elf import read_shared_object
-from cutlass_aot.bundle.files import LICENSES, Listing, digest_beneath, list_files, manifest_to_bytes
+from cutlass_aot.bundle.files import (
+    LICENSES,
+    MAX_LICENSE_BYTES,
+    Listing,
+    digest_beneath,
+    list_files,
+    manifest_to_bytes,
+)
 from cutlass_aot.bundle.glibc import needed_glibc
 from cutlass_aot.bundle.plan import FILE_NAME, GroupPlan
-from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, code_of_requests, kernels_of_index, read_bill
+from cutlass_aot.bundle.sbom import (
+    BILL_FOLDER,
+    BILL_NAME,
+    code_of_requests,
+    kernels_of_index,
+    most_bytes,
+    read_bill,
+)
 from cutlass_aot.bundle.verify.verified import VerifiedBundle, packed_file
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.files.signatures import PublicKey, examine, why_unchecked
+from cutlass_aot.runtime.files.signatures import PublicKey, examine, why_expired, why_unchecked
 from cutlass_aot.runtime.files.verified_read import (
     MAX_MANIFEST_BYTES,
     manifest_bytes,
@@ -28,7 +42,6 @@ from cutlass_aot.schema.bundles.catalog import (
     BUNDLE_NAME,
     CATALOG_NAME,
     MANIFEST_NAME,
-    MAX_FILE_BYTES,
     MAX_INDEX_BYTES,
     MAX_LIBRARY_BYTES,
     Catalog,
@@ -40,7 +53,7 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan, GroupIndex, KernelE
 from cutlass_aot.schema.bundles.signature import SIGNATURES, Signature
 from cutlass_aot.schema.bundles.tiling_table import TilingTable
 from cutlass_aot.schema.codec import from_plain, to_plain
-from cutlass_aot.schema.compression import decompress, decompressed
+from cutlass_aot.schema.compression import Unpacking, decompress, decompressed
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -63,11 +76,17 @@ ALLOWED_LIBRARIES = frozenset(
 """What a bundle's library may need of the machine: tvm-ffi and the parts of glibc."""
 
 
+MAX_PROBLEMS = 1000
+"""Problems that are kept; what is beyond is counted."""
+
+_MAX_TEXT = 2000  # characters of each part of a problem
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong, at ``path`` in a bundle or a wheel.
 
-    What was read from there is made printable, since it goes to terminals and logs.
+    What was read from there is made printable and short, since it goes to terminals and logs.
     """
 
     path: str
@@ -92,6 +111,8 @@ class Findings:
     """The result of verifying a bundle or a wheel.
 
     Attributes:
+        problems: :data:`MAX_PROBLEMS` at most; add to them with :meth:`add`.
+        more: how many problems there are beside those.
         signers: ids of the keys whose signatures are right, whether anybody trusts them or not.
         warnings: what was not checked, and why: sentences without a full stop.
         unsigned: whether one of the problems is that no required key has signed it.
@@ -103,6 +124,7 @@ class Findings:
     signers: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     unsigned: bool = False
+    more: int = 0
     bundle: VerifiedBundle | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -110,8 +132,18 @@ class Findings:
         """Whether there is a problem other than that no required key has signed it."""
         return len(self.problems) > self.unsigned
 
+    def add(self, problems: Iterable[Problem]) -> None:
+        """Add problems, and count those that are too many to keep."""
+        for problem in problems:
+            if len(self.problems) < MAX_PROBLEMS:
+                self.problems.append(problem)
+            else:
+                self.more += 1
+
 
 def _printable(text: str) -> str:
+    if len(text) > _MAX_TEXT:
+        text = f"{text[:_MAX_TEXT]}..."
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -176,6 +208,8 @@ class _Verification:
         self._references: dict[str, FileReference] = {}
         self._unread: set[str] = set()
         """Files whose bytes are not checked yet."""
+        self._parsed_files: set[str] = set()
+        self._unpacking = Unpacking(0)
         self._bad: set[str] = set()
         """Files that are not what the manifest says."""
 
@@ -196,6 +230,7 @@ class _Verification:
         except CutlassAotError as error:
             self._problem(MANIFEST_NAME, str(error), "the manifest of a bundle")
             return
+        self._unpacking = Unpacking(sum(reference.size for reference in self._references.values()))
         if manifest != manifest_to_bytes(self._references):
             self._problem(MANIFEST_NAME, "other bytes than its contents give", "its canonical form")
         signatures = self._signatures(manifest, keys)
@@ -211,7 +246,7 @@ class _Verification:
             self._check(self._references[path])
 
     def _problem(self, path: str, found: str, expected: str) -> None:
-        self.findings.problems.append(Problem(path, found, expected))
+        self.findings.add([Problem(path, found, expected)])
 
     # --- files
 
@@ -236,7 +271,7 @@ class _Verification:
         path = reference.path
         self._unread.discard(path)
         try:
-            sha256, size = digest_beneath(self._bundle, path)
+            sha256, size = digest_beneath(self._bundle, path, reference.size)
         except CutlassAotError as error:
             self._bad_file(path, str(error), "a readable file")
             return
@@ -264,13 +299,23 @@ class _Verification:
         return data
 
     def _parsed(
-        self, reference: FileReference, parse: Callable[[bytes, str], Parsed], expected: str
+        self,
+        reference: FileReference,
+        parse: Callable[[bytes, str], Parsed],
+        expected: str,
+        most: int = MAX_INDEX_BYTES,
     ) -> Parsed | None:
-        """An index, read by ``parse(data, path)``; None, with a problem reported, if it cannot be read."""
+        """A file of ``most`` bytes, read by ``parse(data, path)``; None, and a problem, if it cannot be read.
+
+        Each file is read for one purpose alone, so that what all of this takes is bounded by their sizes.
+        """
         path = reference.path
-        if reference.size > MAX_INDEX_BYTES and self._is_sound(reference):
-            found = f"it has {reference.size} bytes, an index has at most {MAX_INDEX_BYTES}"
-            self._problem(path, found, expected)
+        if path in self._parsed_files:
+            self._problem(path, "a second place that names it in the catalog", "one place for each index")
+            return None
+        self._parsed_files.add(path)
+        if reference.size > most and self._is_sound(reference):
+            self._problem(path, f"it has {reference.size} bytes, expected at most {most}", expected)
             return None
         data = self._read(reference)
         try:
@@ -295,10 +340,24 @@ class _Verification:
             findings.signers = [signature.key for signature in signatures]
         elif signatures:
             findings.warnings = [unchecked]
-        if keys and not {key.raw for key in keys} & {signature.public_key for signature in signatures}:
+        known = {key.raw: key for key in keys}
+        # Why each does not count; "" for one that does.
+        reasons = {
+            signature.key: known[signature.public_key].why_not(signature)
+            for signature in signatures
+            if signature.public_key in known
+        }
+        if keys and "" not in reasons.values():
             findings.unsigned = True
-            found = f"signatures by {few(findings.signers)}" if signatures else "no right signature"
+            said = (
+                f"{signature.key}" + (f" ({reasons[signature.key]})" if signature.key in reasons else "")
+                for signature in signatures
+            )
+            found = f"signatures by {few(said)}" if signatures else "no right signature"
             self._problem(SIGNATURES, found, f"one by {few(map(str, keys))}")
+        for signature in signatures:
+            if (expired := why_expired(signature)) and signature.key not in reasons:
+                findings.warnings.append(f"the signature by {signature.key} has expired: {expired}")
         return tuple(signatures)
 
     def _catalog(self, manifest: bytes, signatures: tuple[Signature, ...]) -> None:
@@ -316,7 +375,7 @@ class _Verification:
         groups: list[GroupPlan] = []
         rankings: list[Ranking] = []
         libraries: dict[FileReference, _Expected] = {}
-        codes: dict[FileReference, dict[CodeSpan, str]] = {}
+        codes: dict[FileReference, dict[CodeSpan, str] | None] = {}
         complete = True
         for group in catalog.groups:
             entries = self._kernels(group)
@@ -336,24 +395,35 @@ class _Verification:
                 )
             )
             spans = codes.setdefault(group.code, {})
-            for entry in entries or ():
-                spans.setdefault(entry.code, f"{group.child.path}: {entry.kernel.name}")
+            if entries is None:
+                codes[group.code] = None
+            elif spans is not None:
+                for entry in entries:
+                    spans.setdefault(entry.code, f"{group.child.path}: {entry.kernel.name}")
+            symbols = None if entries is None else _symbols(entries)
             for host, references in group.libraries.items():
                 for number, reference in enumerate(references):
-                    symbols = None if entries is None else _symbols(entries, number)
-                    libraries.setdefault(reference, _Expected(host)).add(host, symbols)
+                    own = None if symbols is None else symbols.get(number, set())
+                    libraries.setdefault(reference, _Expected(host)).add(host, own)
         for host, reference in catalog.launchers.items():
             libraries.setdefault(reference, _Expected(host)).add(host, set(LAUNCHER_SYMBOLS))
         for reference, expected in sorted(libraries.items(), key=lambda item: item[0].path):
             self._library(reference, expected, catalog.requirements.glibc)
-        for reference, spans in sorted(codes.items(), key=lambda item: item[0].path):
-            self._code(reference, spans)
+        for reference, parts in sorted(codes.items(), key=lambda item: item[0].path):
+            # Without all indices it is not known how much it should unpack to: its bytes are checked alone.
+            if parts is not None:
+                self._code(reference, parts)
         bill = self._references.get(f"{BILL_FOLDER}/{BILL_NAME}")
         if bill is not None and complete:
             self._bill(bill, groups)
         used = {CATALOG_NAME, f"{BILL_FOLDER}/{BILL_NAME}", *(reference.path for reference in files)}
-        for path in self._references:
-            if path not in used and not path.startswith(f"{LICENSES}/"):
+        for path, reference in self._references.items():
+            if path.startswith(f"{LICENSES}/"):
+                if reference.size > MAX_LICENSE_BYTES:
+                    self._problem(
+                        path, f"{reference.size} bytes", f"a licence of {MAX_LICENSE_BYTES} at most"
+                    )
+            elif path not in used:
                 self._problem(path, "a file that the catalog does not name", "no such file")
         self.findings.bundle = VerifiedBundle(
             self._bundle, manifest, self._references, catalog, tuple(groups), tuple(rankings), signatures
@@ -420,6 +490,7 @@ class _Verification:
         if entries is None:
             return []
         rankings = []
+        digests = {entry.kernel.digest for entry in entries} if group.rankings else set()
         for gpu, measured, reference in group.rankings:
             path = reference.path
             ranking = self._parsed(reference, _ranking, "a ranking that this release reads")
@@ -431,7 +502,7 @@ class _Verification:
                 self._problem(path, found, f"one for {holds_for(gpu, measured)}, as the catalog says")
             if entries and ranking.group != entries[0].kernel.group:
                 self._problem(path, f"a ranking of group {ranking.group}", f"one of {group.name}")
-            unknown = sorted(ranking.kernels - {entry.kernel.digest for entry in entries})
+            unknown = sorted(ranking.kernels - digests)
             if unknown:
                 self._problem(path, f"kernels {few(unknown)}", f"kernels of {group.name} alone")
         return rankings
@@ -467,7 +538,9 @@ class _Verification:
 
     def _bill(self, reference: FileReference, groups: Sequence[GroupPlan]) -> None:
         """Check the bill of materials against the indices and the requests of all groups."""
-        bill = self._parsed(reference, read_bill, "a bill of materials that this release reads")
+        listed = sum(len(group.entries) + len(group.requests) for group in groups)
+        expected = "a bill of materials that this release reads"
+        bill = self._parsed(reference, read_bill, expected, most_bytes(listed))
         if bill is None:
             return
         kernels = kernels_of_index(entry for group in groups for entry in group.entries)
@@ -486,22 +559,30 @@ class _Verification:
         data = self._read(reference)
         if data is None:
             return
-        held, start = bytearray(), 0
+        held, start, end = bytearray(), 0, 0
+        whole = max((span.offset + span.size for span in spans), default=0)
         try:
+            self._unpacking.take(whole)
             # Piece by piece: the code of a large group need not fit into memory.
-            pieces = decompress(io.BytesIO(data), MAX_FILE_BYTES)
+            pieces = decompress(io.BytesIO(data), whole)
             for span, where in sorted(spans.items()):
+                place = f"({span.size} bytes at {span.offset} of {reference.path})"
+                if span.offset < end:
+                    # Not looked at: each of very many kernels could have all of a large file.
+                    found = f"GPU code {place} that begins in another's"
+                    self._problem(where, found, "code of its own")
+                    continue
+                end = span.offset + span.size
                 while True:
                     passed = min(max(span.offset - start, 0), len(held))
                     del held[:passed]
                     start += passed
-                    if start + len(held) >= span.offset + span.size or not (piece := next(pieces, b"")):
+                    if start + len(held) >= end or not (piece := next(pieces, b"")):
                         break
                     held += piece
-                # The first bytes of a span that begins before the previous one's end are dropped by now.
-                found = digest(bytes(held[: span.size])) if start == span.offset else "none"
+                with memoryview(held) as view, view[: span.size] as part:
+                    found = digest(part) if start == span.offset else "none"
                 if found != span.sha256:
-                    place = f"({span.size} bytes at {span.offset} of {reference.path})"
                     self._problem(where, f"GPU code of SHA-256 {found} {place}", f"SHA-256 {span.sha256}")
             for _ in pieces:
                 pass
@@ -516,7 +597,9 @@ class _Verification:
         if not expected.same_host:
             self._problem(path, "a library for several hosts in the catalog", "one for each host")
         try:
-            library = read_shared_object(decompressed(data, MAX_LIBRARY_BYTES), path)
+            unpacked = decompressed(data, self._unpacking.bound(MAX_LIBRARY_BYTES))
+            self._unpacking.take(len(unpacked))
+            library = read_shared_object(unpacked, path)
         except CutlassAotError as error:
             self._problem(path, str(error), f"a shared library for {host}")
             return
@@ -548,10 +631,13 @@ def _whole_catalog(data: bytes, what: str) -> Catalog:
     return catalog
 
 
-def _symbols(entries: Iterable[KernelEntry], library: int) -> set[str]:
-    """The symbols that the library of this number exports for a group's kernels."""
-    own = [entry.kernel.symbol for entry in entries if entry.library == library]
-    return {prefix + symbol for prefix in (EXPORT_PREFIX, CODE_PREFIX) for symbol in own}
+def _symbols(entries: Iterable[KernelEntry]) -> dict[int, set[str]]:
+    """The symbols that each library exports for a group's kernels, by the library's number."""
+    found: dict[int, set[str]] = {}
+    for entry in entries:
+        own = found.setdefault(entry.library, set())
+        own.update(prefix + entry.kernel.symbol for prefix in (EXPORT_PREFIX, CODE_PREFIX))
+    return found
 
 
 def _is_target(name: str) -> bool:

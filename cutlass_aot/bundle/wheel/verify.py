@@ -40,6 +40,7 @@ from cutlass_aot.runtime.files.signatures import PublicKey
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
 
 _SHOWN = 200  # characters of a line that differs from the expected one
+_MUCH = 1 << 16  # characters that a text has beyond the expected one, so that it is not looked at by line
 
 
 def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
@@ -57,11 +58,12 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
             except (CorruptFile, *ZIP_ERRORS) as error:
                 return Findings([Problem(wheel.name, f"no readable zip file ({error})", "a wheel")])
             with archive:
-                findings = Findings(list(entry_problems(archive, os.fstat(file.fileno()).st_size)))
+                findings = Findings()
+                findings.add(entry_problems(archive, os.fstat(file.fileno()).st_size))
                 if not findings.problems:
-                    findings.problems = list(layout_problems(archive, file))
+                    findings.add(layout_problems(archive, file))
                 if not findings.problems:
-                    findings.problems = list(_contents(archive, wheel.name, Path(folder), keys, findings))
+                    findings.add(_contents(archive, wheel.name, Path(folder), keys, findings))
                 return findings
     except OSError as error:
         # From a seek to an impossible offset that the archive names.
@@ -97,6 +99,8 @@ def _contents(
     findings.signers += inside.signers
     findings.warnings += inside.warnings
     findings.unsigned = inside.unsigned
+    findings.more += inside.more
+    findings.bundle = inside.bundle
     for problem in inside.problems:
         yield Problem(f"{root}{problem.path}", problem.found, problem.expected)
     if inside.bundle is None:
@@ -178,6 +182,9 @@ def _surroundings(
 def _differences(path: str, text: str, expected: str) -> Iterator[Problem]:
     """The first line in which a text differs from the expected one, if there is one."""
     if text == expected:
+        return
+    if len(text) > len(expected) + _MUCH:
+        yield Problem(path, f"{len(text)} characters", f"{len(expected)}, as the bundle says")
         return
     lines = itertools.zip_longest(text.split("\n"), expected.split("\n"))
     number, pair = next((number, pair) for number, pair in enumerate(lines, 1) if pair[0] != pair[1])

@@ -45,7 +45,7 @@ from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_file
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
-from cutlass_aot.schema.bundles.signature import Signature
+from cutlass_aot.schema.bundles.signature import NO_TERMS, Signature, Terms
 
 BUNDLE_FOLDER = "bundle"
 """Name of the bundle's directory in the wheel's package."""
@@ -59,7 +59,12 @@ _Date = tuple[int, int, int, int, int, int]
 
 
 def build_wheels(
-    bundle: Path, output: Path, *, split: bool = False, signer: Signer | None = None
+    bundle: Path,
+    output: Path,
+    *,
+    split: bool = False,
+    signer: Signer | None = None,
+    terms: Terms = NO_TERMS,
 ) -> list[Path]:
     """Pack a bundle as wheels in the directory ``output``, and return their paths, sorted.
 
@@ -71,7 +76,7 @@ def build_wheels(
             wheel for one host of several, or for one target, has a bundle of its own. Without the package
             ``cryptography`` they are packed unchecked.
         split: make a wheel for each GPU code target.
-        signer: signs the bundle in each wheel; signatures by other keys stay.
+        signer: signs the bundle in each wheel, under these ``terms``; signatures by other keys stay.
     """
     whole = require_sound(bundle)
     date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
@@ -79,7 +84,7 @@ def build_wheels(
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".wheels-", dir=output) as temporary:
             folder = Path(temporary)
-            made = [_pack(item, signer, folder, date) for item in _bundles(whole, split, folder)]
+            made = [_pack(item, signer, terms, folder, date) for item in _bundles(whole, split, folder)]
             for path in made:
                 path.replace(output / path.name)
     return sorted(output / path.name for path in made)
@@ -109,12 +114,12 @@ def _bundles(whole: VerifiedBundle, split: bool, folder: Path) -> Iterator[Verif
             yield write_bundle(for_host(variant, host), folder / name).bundle
 
 
-def _pack(bundle: VerifiedBundle, signer: Signer | None, folder: Path, date: _Date) -> Path:
+def _pack(bundle: VerifiedBundle, signer: Signer | None, terms: Terms, folder: Path, date: _Date) -> Path:
     """A bundle for one host as a wheel in ``folder``."""
     names = wheel_names(bundle.catalog)
     signatures = {signature.path: signature for signature in bundle.signatures}
     if signer is not None:
-        signature = signature_of(bundle.manifest, signer)
+        signature = signature_of(bundle.manifest, signer, terms)
         signatures[signature.path] = signature
         check_count(signatures)
     path = folder / names.file_name

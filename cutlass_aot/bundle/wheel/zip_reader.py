@@ -11,6 +11,7 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import stat
 import struct
 import zipfile
@@ -24,9 +25,9 @@ from cutlass_aot.bundle.wheel.catalog import END, ZIP_ERRORS
 from cutlass_aot.bundle.wheel.write import record_digest, record_to_text
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, check_relative
+from cutlass_aot.schema.compression import Unpacking
 
-MAX_WHEEL_BYTES = 4 << 30
-MAX_METADATA_BYTES = 1 << 26
+MAX_METADATA_BYTES = 1 << 23
 MAX_NAME_BYTES = 1024
 """Of a file's path in a wheel; paths in a bundle's wheel are much shorter."""
 MAX_NAME_PARTS = 32
@@ -88,9 +89,10 @@ def entry_problems(archive: zipfile.ZipFile, size: int) -> Iterator[Problem]:
                 f"{info.file_size} bytes unpacked of {info.compress_size} packed",
                 f"at most {most}",
             )
-    total = sum(info.file_size for info in infos)
-    if total > MAX_WHEEL_BYTES:
-        yield Problem("the wheel", f"{total} bytes unpacked", f"at most {MAX_WHEEL_BYTES}")
+    try:
+        Unpacking(size).take(sum(info.file_size for info in infos))
+    except CorruptFile as error:
+        yield Problem("the wheel", str(error), "files that are compressed as a bundle's can be")
 
 
 def layout_problems(archive: zipfile.ZipFile, file: BinaryIO) -> Iterator[Problem]:
@@ -180,7 +182,9 @@ def record_problems(
     """
     try:
         text = text_of(archive, record)
-        rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+        # One more than there can be is enough to find that there are too many.
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        rows = list(itertools.islice(lines, len(sizes) + 1))
     except (csv.Error, CorruptFile) as error:
         yield Problem(record, str(error), "rows of path, digest and size")
         return

@@ -6,8 +6,9 @@ The package ``cryptography`` is imported only when a key is read or a signature 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cutlass_aot.schema.bundles.signature import (
     MAX_SIGNATURES,
     SIGNATURES,
     Signature,
+    TrustPolicy,
     is_signature_path,
     key_id,
     signature_path,
@@ -26,6 +28,12 @@ from cutlass_aot.schema.bundles.signature import (
 
 KEY_SUFFIX = ".pub"
 """Suffix of keys in a directory of public keys."""
+
+REVOKED_SUFFIX = ".revoked"
+"""Suffix of public keys in such a directory that do not count any more, wherever else they are named."""
+
+POLICY_NAME = "policy.json"
+"""File in such a directory that says what is demanded of signatures by its keys (:class:`.TrustPolicy`)."""
 
 MAX_KEY_FILE = 1 << 16
 """Most bytes that are read of a key file."""
@@ -39,12 +47,22 @@ _NEEDED = (
 )
 
 
+NO_POLICY = TrustPolicy()
+
+
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """A public key: its 32 bytes, and the file that it was read from."""
+    """A public key: its 32 bytes, and the file that it was read from; and what is demanded of its signatures.
+
+    Attributes:
+        policy: of the directory that it was read from.
+        revoked: the file that says that it does not count any more; ``""`` for none.
+    """
 
     raw: bytes
     source: str
+    policy: TrustPolicy = NO_POLICY
+    revoked: str = ""
 
     @property
     def id(self) -> str:
@@ -53,6 +71,57 @@ class PublicKey:
 
     def __str__(self) -> str:
         return f"{self.id} ({self.source})"
+
+    def demands_no_more_than(self, other: PublicKey) -> bool:
+        """Whether each signature that counts by ``other`` counts by this one."""
+        own, others = self.policy, other.policy
+        return (
+            self.raw == other.raw
+            and not self.revoked
+            and own.minimum_sequence <= others.minimum_sequence
+            and own.require_expiry <= others.require_expiry
+        )
+
+    def why_not(self, signature: Signature) -> str:
+        """Why a right signature by this key does not count; ``""`` if it does."""
+        terms, policy = signature.terms, self.policy
+        if self.revoked:
+            return f"{self.revoked} revokes the key"
+        if expired := why_expired(signature):
+            return expired
+        if terms.sequence < policy.minimum_sequence:
+            return (
+                f"it has sequence {terms.sequence}, {POLICY_NAME} beside the key demands "
+                f"{policy.minimum_sequence} or more: an older bundle"
+            )
+        if policy.require_expiry and not terms.expires:
+            return f"it does not expire, which {POLICY_NAME} beside the key demands"
+        return ""
+
+
+def why_expired(signature: Signature) -> str:
+    """Why a signature is too old to count; ``""`` if it is not."""
+    return (
+        f"it was good until {signature.expires}" if signature.expires and _today() > signature.expires else ""
+    )
+
+
+def _today() -> str:
+    """The day in UTC, such as ``2026-11-24``."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def merged(keys: Iterable[PublicKey]) -> tuple[PublicKey, ...]:
+    """The keys, each once; of one that is named several times, all that is demanded."""
+    found: dict[bytes, PublicKey] = {}
+    for key in keys:
+        other = found.get(key.raw, key)
+        policy = TrustPolicy(
+            max(key.policy.minimum_sequence, other.policy.minimum_sequence),
+            key.policy.require_expiry or other.policy.require_expiry,
+        )
+        found[key.raw] = replace(other, policy=policy, revoked=other.revoked or key.revoked)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +205,11 @@ def read_public_key(path: Path) -> PublicKey:
 
 
 def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey, ...]:
-    """Read public keys, each once, in order: from files, and from every ``*.pub`` file of directories."""
-    found: dict[bytes, PublicKey] = {}
+    """Read public keys, each once, in order: from files, and from every ``*.pub`` file of directories.
+
+    A directory's ``policy.json`` is of its keys. Its files ``*.revoked`` are keys too, which do not count.
+    """
+    found: list[PublicKey] = []
     for given in paths:
         if not os.fspath(given):
             # pathlib would take it for the current directory, whose keys nobody chose to trust.
@@ -147,24 +219,34 @@ def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey
             )
         path = Path(given)
         try:
-            files = sorted(inner for inner in path.iterdir() if inner.suffix == KEY_SUFFIX)
+            inside = sorted(path.iterdir())
         except NotADirectoryError:
-            files = [path]
+            found.append(read_public_key(path))
+            continue
         except OSError as error:
             raise SignatureError(f"keys {path} cannot be read: {error.strerror or error}") from None
         except ValueError as error:
             raise SignatureError(f"{os.fspath(path)!r} cannot be the path of keys: {error}") from None
+        files = [file for file in inside if file.suffix == KEY_SUFFIX]
         if not files:
             raise SignatureError(f"{path} has no public keys: expected files *{KEY_SUFFIX}")
-        for file in files:
-            key = read_public_key(file)
-            found.setdefault(key.raw, key)
-    return tuple(found.values())
+        policy = _policy(path / POLICY_NAME) if path / POLICY_NAME in inside else NO_POLICY
+        found += (replace(read_public_key(file), policy=policy) for file in files)
+        revoked = (read_public_key(file) for file in inside if file.suffix == REVOKED_SUFFIX)
+        found += (replace(key, revoked=key.source) for key in revoked)
+    return merged(found)
+
+
+def _policy(path: Path) -> TrustPolicy:
+    try:
+        return TrustPolicy.from_bytes(read_key_file(path), str(path))
+    except CorruptFile as error:
+        raise SignatureError(str(error)) from None
 
 
 def is_right(signature: Signature, manifest: bytes) -> bool:
     """Whether a signature was made by the key that it names, for the bundle with this manifest."""
-    return verifies(signature.public_key, signature.signature, signed_message(manifest))
+    return verifies(signature.public_key, signature.signature, signed_message(manifest, signature.terms))
 
 
 def verifies(public_key: bytes, signature: bytes, message: bytes) -> bool:
@@ -240,12 +322,15 @@ def signers(root: Path, manifest: bytes, keys: Sequence[PublicKey]) -> tuple[Pub
 
     Only the files of these keys are read, so that no other file in the folder of signatures has any effect.
     """
-    return tuple(key for key in keys if _has_signed(root, manifest, key))
+    found = ((key, right_signature(root, manifest, key)) for key in keys)
+    return tuple(key for key, signature in found if signature and not key.why_not(signature))
 
 
-def _has_signed(root: Path, manifest: bytes, key: PublicKey) -> bool:
+def right_signature(root: Path, manifest: bytes, key: PublicKey) -> Signature | None:
+    """The signature that the key made of the bundle with this manifest, whether it counts or not."""
     try:
         signature = read_signature(root, signature_path(key.id))
     except CutlassAotError:
-        return False
-    return signature.public_key == key.raw and is_right(signature, manifest)
+        return None
+    right = signature.public_key == key.raw and is_right(signature, manifest)
+    return signature if right else None

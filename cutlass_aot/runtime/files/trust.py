@@ -40,11 +40,15 @@ class Required(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """A directory that was opened; ``signers`` has the 32 bytes of each required key that had signed it."""
+    """A directory that was opened; ``signers`` are the required keys that had signed it."""
 
     name: str
     path: Path
-    signers: frozenset[bytes]
+    signers: frozenset[PublicKey]
+
+    def is_good_by(self, keys: Iterable[PublicKey]) -> bool:
+        """Whether its signers are known to satisfy one of these keys."""
+        return any(key.demands_no_more_than(signer) for key in keys for signer in self.signers)
 
 
 class _Process:
@@ -67,7 +71,9 @@ def trust(*keys: str | os.PathLike[str]) -> None:
     bundle itself was dropped. Further calls can only remove keys.
 
     Args:
-        keys: files of public keys in PEM, or directories of which every file ``*.pub`` is one.
+        keys: files of public keys in PEM, or directories of which every file ``*.pub`` is one. A directory's
+            ``policy.json`` says what is demanded of signatures by its keys, and its files ``*.revoked`` are
+            keys that do not count.
 
     Raises:
         SignatureError: if there is no key, a file is not a key, or a key was not among those of an earlier
@@ -78,7 +84,7 @@ def trust(*keys: str | os.PathLike[str]) -> None:
     named = _read(keys, "cutlass_aot.trust")
     with _process.lock:
         before = {key.raw for key in _process.trusted}
-        added = [key for key in named if before and key.raw not in before]
+        added = [key for key in named if before and key.raw not in before and not key.revoked]
         if not added:
             # Before the check below: directories noted from now on are checked against these.
             _process.trusted = named
@@ -88,9 +94,8 @@ def trust(*keys: str | os.PathLike[str]) -> None:
             f"cutlass_aot.trust was called before, without key {added[0]}: a second call can only take keys "
             "away; name all of them in the first"
         )
-    good = {key.raw for key in named}
     for item in opened:
-        if not item.signers & good:
+        if not item.is_good_by(named):
             raise UntrustedBundle(
                 f"bundle {item.name} ({item.path}) was opened already, and not checked against "
                 f"{_listed(named)}: call cutlass_aot.trust before a bundle is opened"
@@ -113,11 +118,11 @@ def note_opened(
         UntrustedBundle: if :func:`trust` was called in between, with keys of which none has signed it.
     """
     while True:
-        raw = frozenset(key.raw for key in signers)
+        item = _Opened(name, root, frozenset(signers))
         with _process.lock:
             # Either `trust` sees this entry, or it was called first and its keys are seen here.
-            if not _process.trusted or not raw.isdisjoint(key.raw for key in _process.trusted):
-                _process.opened[_Opened(name, root, raw)] = None
+            if not _process.trusted or item.is_good_by(_process.trusted):
+                _process.opened[item] = None
                 return signers
         signers = check(root, manifest, keys)
 
@@ -173,25 +178,37 @@ def check(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> tuple[Pu
     return tuple(good.values())
 
 
+def sequence(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> int:
+    """The highest sequence that a required key which is not revoked has signed; 0 without one.
+
+    It may have expired since. Arguments are those of :func:`check`.
+    """
+    from cutlass_aot.runtime.files.signatures import merged, right_signature
+
+    named = merged(key for demand in required(keys) for key in demand.keys)
+    found = (right_signature(root, manifest, key) for key in named if not key.revoked)
+    return max((signature.sequence for signature in found if signature), default=0)
+
+
 def _read(given: object, by: str) -> tuple[PublicKey, ...]:
     """Read keys given as any accepted type; other types are refused, as a guess might trust the wrong key."""
-    from cutlass_aot.runtime.files.signatures import PublicKey, read_public_keys
+    from cutlass_aot.runtime.files.signatures import PublicKey, merged, read_public_keys
 
     if isinstance(given, (str, os.PathLike)):
         given = [given]
     if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
         raise SignatureError(f"{by} has {given!r}: {_EXPECTED}")
-    found: dict[bytes, PublicKey] = {}
+    found: list[PublicKey] = []
     for item in given:
         if isinstance(item, PublicKey):
-            found.setdefault(item.raw, item)
+            found.append(item)
         elif isinstance(item, (str, os.PathLike)):
-            found.update((key.raw, key) for key in read_public_keys([item]) if key.raw not in found)
+            found += read_public_keys([item])
         else:
             raise SignatureError(f"{by} has {item!r}: {_EXPECTED}")
     if not found:
         raise SignatureError(f"{by} names no keys: expected at least one file of a public key")
-    return tuple(found.values())
+    return merged(found)
 
 
 def _of_environment() -> tuple[PublicKey, ...]:
@@ -212,12 +229,17 @@ def _of_environment() -> tuple[PublicKey, ...]:
 def _refusal(root: Path, manifest: bytes, demand: Required) -> str:
     from cutlass_aot.runtime.files.signatures import examine
 
+    keys = {key.raw: key for key in demand.keys}
     seen = []
     for item in examine(root, manifest):
         if item.problem or item.signature is None:
             seen.append(f"{item.path} is not good: {item.problem}")
-        else:
-            seen.append(f"it is signed by {item.signature.key}")
+            continue
+        key = keys.get(item.signature.public_key)
+        why = key.why_not(item.signature) if key else ""
+        seen.append(
+            f"it is signed by {item.signature.key}" + (f", which does not count: {why}" if why else "")
+        )
     return (
         f"bundle {root} is not signed by a key that is trusted: {'; '.join(seen) or 'it has no signature'}; "
         f"trusted by {demand.by}: {_listed(demand.keys)}; have its maker sign it with one of these "

@@ -21,6 +21,7 @@ from cutlass_aot.schema.bundles.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
     MAX_FILE_BYTES,
+    MAX_FILES,
     MAX_INDEX_BYTES,
     SCHEMA,
     Catalog,
@@ -30,7 +31,7 @@ from cutlass_aot.schema.bundles.catalog import (
 from cutlass_aot.schema.encoding import check_schema, digest, is_digest, shown
 
 MANIFEST_KIND = "cutlass-aot bundle"
-MAX_MANIFEST_BYTES = 1 << 26
+MAX_MANIFEST_BYTES = 1 << 23
 _FETCH = "build or fetch the bundle again"
 _WHOLE = 1 << 20
 """Bytes per read of a file that is read whole; most files are smaller."""
@@ -180,6 +181,8 @@ def _listed(data: bytes, what: str) -> dict[str, Any]:
     files = body.get("files")
     if not isinstance(files, dict):
         raise CorruptFile(f"{what} lists no files: {_FETCH}")
+    if len(files) > MAX_FILES:
+        raise CorruptFile(f"{what} lists {len(files)} files, a bundle has at most {MAX_FILES}: {_FETCH}")
     return files
 
 
@@ -193,7 +196,7 @@ def _reference(path: str, entry: Any, what: str) -> FileReference:
         or not isinstance(sha256, str)
         or not is_digest(sha256)
     ):
-        raise CorruptFile(f"{what}: the entry of {path!r} has no valid size and SHA-256: {_FETCH}")
+        raise CorruptFile(f"{what}: the entry of {path[:100]!r} has no valid size and SHA-256: {_FETCH}")
     check_relative(path)
     return FileReference(path, size, sha256)
 

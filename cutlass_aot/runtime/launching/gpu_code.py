@@ -71,10 +71,11 @@ class Code:
         from cutlass_aot.runtime.launching import unpacking
 
         parts = [(span.offset, span.size, span.sha256) for span in spans]
-        return unpacking.fill(folder, self._reference.sha256, parts, self._pieces, limit)
+        whole = max((offset + size for offset, size, _ in parts), default=0)
+        return unpacking.fill(folder, self._reference.sha256, parts, lambda: self._pieces(whole), limit)
 
-    def _pieces(self) -> Iterator[bytes]:
-        """Verify the packed file and yield its contents."""
+    def _pieces(self, most: int = MAX_FILE_BYTES) -> Iterator[bytes]:
+        """Verify the packed file and yield its contents, of ``most`` bytes."""
         # Imported here: code in the shared directory needs no zstandard.
         import io
 
@@ -82,7 +83,7 @@ class Code:
 
         data = read_file(self._root, self._reference)
         try:
-            yield from decompress(io.BytesIO(data), MAX_FILE_BYTES)
+            yield from decompress(io.BytesIO(data), most)
         except CorruptFile as error:
             raise CorruptFile(
                 f"{self._root / self._reference.path}: {error}: build or fetch the bundle again"

@@ -47,7 +47,12 @@ SCHEMA = 10
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
-MAX_INDEX_BYTES = 1 << 28
+MAX_FILES = 1 << 15
+"""Files that a manifest may list: a bundle of 100,000 kernels has about 1,800."""
+MAX_INDEX_BYTES = 1 << 24
+"""Bytes of an index or a ranking: of 100,000 kernels the catalog has 0.6 MB, a group's index 0.1 at most."""
+MAX_PATH = 1024
+"""Characters of a file's path."""
 MAX_LIBRARY_BYTES = 1 << 26
 """Bytes of an unpacked library: host code of a hundred kernels is about a megabyte."""
 CATALOG_KIND = "cutlass-aot catalog"
@@ -58,8 +63,11 @@ BUNDLE_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 def check_relative(path: str) -> None:
     """Refuse a path that could lead out of a bundle.
 
-    Absolute paths, ``.``, ``..``, empty parts, backslashes and unprintable characters raise CorruptFile.
+    Absolute paths, ``.``, ``..``, empty parts, backslashes, unprintable characters and more than
+    :data:`MAX_PATH` characters raise CorruptFile.
     """
+    if len(path) > MAX_PATH:
+        raise CorruptFile(f"path {path[:64]!r}... has {len(path)} characters, expected at most {MAX_PATH}")
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise CorruptFile(f"path {path!r} leads out of the bundle")

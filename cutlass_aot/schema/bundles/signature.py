@@ -1,9 +1,10 @@
-"""A signature of a bundle: its record, and the message that is signed.
+"""A signature of a bundle: its record, the message that is signed, and what may be demanded of signatures.
 
 ``signatures/<key>.json`` in the bundle's directory, where ``<key>`` is what :func:`key_id` gives::
 
-    {"schema": 1, "kind": "cutlass-aot signature", "algorithm": "ed25519",
-     "public_key": "<64 hexadecimal digits>", "signature": "<128 hexadecimal digits>"}
+    {"schema": 2, "kind": "cutlass-aot signature", "algorithm": "ed25519",
+     "public_key": "<64 hexadecimal digits>", "signature": "<128 hexadecimal digits>",
+     "sequence": 7, "expires": "2027-06-30"}
 
 Algorithm: Ed25519, RFC 8032, section 5.1; keys and signatures are the raw bytes of sections 5.1.5 and 5.1.6.
 """
@@ -11,18 +12,20 @@ Algorithm: Ed25519, RFC 8032, section 5.1; keys and signatures are the raw bytes
 import json
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
-from cutlass_aot.schema.codec import Codec, Form, from_plain, header, to_plain
+from cutlass_aot.schema.codec import OMIT, Check, Codec, Form, from_plain, header, to_plain, within
 from cutlass_aot.schema.encoding import decode_json, digest
 
 SIGNATURES = "signatures"
 """Folder of a bundle that holds them."""
 
 SIGNATURE_KIND = "cutlass-aot signature"
-SIGNATURE_SCHEMA = 1
+SIGNATURE_SCHEMA = 2
+POLICY_KIND = "cutlass-aot trust policy"
+POLICY_SCHEMA = 1
 ALGORITHM: Final = "ed25519"
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -33,8 +36,12 @@ MAX_SIGNATURE_FILE = 1 << 16
 MAX_SIGNATURES = 64
 """Signatures of one bundle."""
 
+MAX_SEQUENCE = (1 << 53) - 1
+"""The largest whole number that every reader of JSON reads as it is."""
+
 _AGAIN = "sign the bundle again"
 _HEXADECIMAL = re.compile("[0-9a-f]*")
+_DATE = re.compile(r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])")
 _PATH = re.compile(rf"{SIGNATURES}/[0-9a-f]{{16}}\.json")
 
 
@@ -53,14 +60,40 @@ def is_signature_path(path: str) -> bool:
     return _PATH.fullmatch(path) is not None
 
 
-def signed_message(manifest: bytes) -> bytes:
+def _check_expiry(expires: str) -> None:
+    if expires and not _DATE.fullmatch(expires):
+        raise ValueError("expected a date such as 2027-06-30, or none")
+
+
+class Terms(NamedTuple):
+    """What a signature says besides that the bundle is the signer's.
+
+    Attributes:
+        sequence: a number that its signer raises with each release; 0 if it does not count.
+        expires: last day, in UTC, on which it is good, such as ``2027-06-30``; ``""`` if it does not end.
+    """
+
+    sequence: Annotated[int, within(0, MAX_SEQUENCE)] = 0
+    expires: Annotated[str, Check(_check_expiry)] = ""
+
+    def __str__(self) -> str:
+        parts = [f"sequence {self.sequence}"] if self.sequence else []
+        return ", ".join([*parts, f"good until {self.expires}"] if self.expires else parts)
+
+
+NO_TERMS = Terms()
+
+
+def signed_message(manifest: bytes, terms: Terms = NO_TERMS) -> bytes:
     """The message to sign for a bundle: one line with the digest of the exact bytes of ``MANIFEST.json``.
 
     The manifest has the digest of every other file, so the signature covers these too, wherever the bundle
     is. The line names its purpose, so that a signature made for something else is never accepted for a
     bundle, and it is short, because signing devices and services take no long messages.
     """
-    return f"{SIGNATURE_KIND} {SIGNATURE_SCHEMA}: {MANIFEST_NAME} sha256 {digest(manifest)}\n".encode()
+    said = f"sequence {terms.sequence} expires {terms.expires or 'never'}"
+    line = f"{SIGNATURE_KIND} {SIGNATURE_SCHEMA}: {MANIFEST_NAME} sha256 {digest(manifest)} {said}\n"
+    return line.encode()
 
 
 def _as_hexadecimal(size: int) -> Form:
@@ -80,6 +113,13 @@ class Signature:
     public_key: Annotated[bytes, _as_hexadecimal(PUBLIC_KEY_BYTES)]
     signature: Annotated[bytes, _as_hexadecimal(SIGNATURE_BYTES)]
     algorithm: Literal["ed25519"] = ALGORITHM
+    sequence: Annotated[int, within(0, MAX_SEQUENCE)] = 0
+    expires: Annotated[str, Check(_check_expiry)] = ""
+
+    @property
+    def terms(self) -> Terms:
+        """What is signed besides the manifest."""
+        return Terms(self.sequence, self.expires)
 
     @property
     def key(self) -> str:
@@ -105,3 +145,23 @@ class Signature:
         if made.to_bytes() != data:
             raise CorruptFile(f"{what} has other bytes than its contents give: {_AGAIN}")
         return made
+
+
+@header(POLICY_SCHEMA, POLICY_KIND)
+@dataclass(frozen=True, slots=True)
+class TrustPolicy:
+    """What is demanded of signatures by the keys in one directory.
+
+    Attributes:
+        minimum_sequence: the lowest :attr:`Terms.sequence` that counts.
+        require_expiry: whether a signature without a last day does not count.
+    """
+
+    minimum_sequence: Annotated[int, within(0, MAX_SEQUENCE), OMIT] = 0
+    require_expiry: Annotated[bool, OMIT] = False
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str) -> "TrustPolicy":
+        """Read a policy's file."""
+        advice = "correct it"
+        return from_plain(cls, decode_json(data, what, advice), what, advice)

@@ -18,6 +18,8 @@ from cutlass_aot.errors import BundleError, CorruptFile, UntrustedBundle
 from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.runtime.launching import code_cache, unpacking
 from cutlass_aot.runtime.launching.gpu_code import Code
+from cutlass_aot.schema import compression
+from cutlass_aot.schema.bundles.group_index import CodeSpan
 from tests.support.bundles import designs, write_bundle
 from tests.unit.runtime.test_code_cache import nothing_new
 
@@ -169,3 +171,21 @@ def test_a_directory_that_cannot_be_written_is_an_error(
         prefill(bundle, folder)
     if where != "a file":
         assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == []
+
+
+def test_no_more_is_unpacked_than_the_sizes_of_the_files_allow(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "MOST_SMALL", 300)
+    monkeypatch.setattr(compression, "MOST_TIMES", 0)
+    with pytest.raises(CorruptFile, match=r"code/.*\.zst: it .*hold more than 300 bytes"):
+        prefill(bundle, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_code_that_no_kernel_has_is_not_unpacked(bundle: Path, tmp_path: Path) -> None:
+    """A small file could hold a gigabyte."""
+    reference = read_catalog(bundle).groups[0].code
+    code = Code(bundle, reference)
+    with pytest.raises(CorruptFile, match=r"it holds more than 10 bytes"):
+        code.fill(tmp_path, [CodeSpan(0, 10, "00" * 32)], None)

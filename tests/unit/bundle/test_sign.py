@@ -610,7 +610,14 @@ def test_the_commands(run, bundle: Path, tmp_path: Path) -> None:
     status, out, _ = run("verify", bundle)
     assert (status, out) == (0, f"{bundle}: good, signed by {identity}\n")
     status, out, _ = run("verify", bundle, "--json")
-    assert json.loads(out) == {"path": str(bundle), "problems": [], "signers": [identity], "warnings": []}
+    assert json.loads(out) == {
+        "path": str(bundle),
+        "problems": [],
+        "more_problems": 0,
+        "signers": [identity],
+        "terms": {identity: {"sequence": 0, "expires": ""}},
+        "warnings": [],
+    }
     assert run("key", "new", key)[0] == 1
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from cutlass_aot.bundle.unpack import unpack_bundle
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
+from cutlass_aot.schema import compression
 from tests.support.bundles import FAKE_LIBRARY, HOST, code_of, designs, write_bundle
 
 
@@ -117,3 +118,13 @@ def test_what_was_altered_is_not_unpacked(bundle: Path, tmp_path: Path, folder: 
     with pytest.raises((CorruptFile, BundleError)):
         unpack_bundle(bundle, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]
+
+
+def test_no_more_is_unpacked_than_the_sizes_of_the_files_allow(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "MOST_SMALL", 700)
+    monkeypatch.setattr(compression, "MOST_TIMES", 0)
+    with pytest.raises(CorruptFile, match=r"\.zst: it .*more than \d+ bytes: build or fetch"):
+        unpack_bundle(bundle, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cutlass_aot.bundle import files as bundle_files
 from cutlass_aot.bundle.files import manifest_to_bytes
-from cutlass_aot.bundle.verify.directory import Findings, Problem, verify_bundle
+from cutlass_aot.bundle.verify.directory import Findings, Problem, look_at_bundle, verify_bundle
 from cutlass_aot.bundle.verify.path import CHECKERS, Checker
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
-from cutlass_aot.errors import BundleError
+from cutlass_aot.errors import BundleError, CorruptFile
+from cutlass_aot.runtime.files import verified_read
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
+from cutlass_aot.schema import compression
 from cutlass_aot.schema.bundles.catalog import (
     CATALOG_KIND,
     CATALOG_NAME,
@@ -25,7 +30,7 @@ from cutlass_aot.schema.bundles.catalog import (
     FileReference,
     Groups,
 )
-from cutlass_aot.schema.bundles.group_index import GROUP_KIND, group_from_bytes, group_to_bytes
+from cutlass_aot.schema.bundles.group_index import GROUP_KIND, CodeSpan, group_from_bytes, group_to_bytes
 from cutlass_aot.schema.bundles.tiling_table import TilingTable
 from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest, seal, unseal
@@ -516,20 +521,128 @@ def test_a_child_that_is_no_index_is_found(bundle):
     assert any(problem.path == path for problem in verify_bundle(bundle))
 
 
-def test_gpu_code_is_read_in_pieces(bundle):
+def code_as_long_as(bundle, sizes):
+    """The code of a group's kernels is zeros, of these sizes and one after the other."""
+    path, entries = child_of(bundle)
+    group = next(found for found in read_catalog(bundle).groups if found.child.path == path)
+    offset, made = 0, []
+    for found, size in zip(kernels_in_order(entries), sizes, strict=True):
+        span = CodeSpan(offset, size, hashlib.sha256(bytes(size)).hexdigest())
+        made.append(replace(found, code=span))
+        offset += size
+    rewrite(bundle, path, group_to_bytes(made))
+    rewrite(bundle, group.code.path, compress(bytes(offset), 3))
+    return group, made
+
+
+def test_gpu_code_is_read_in_pieces(bundle, monkeypatch):
     import tracemalloc
 
+    monkeypatch.setattr(compression, "MOST_SMALL", 1 << 30)
+    code_as_long_as(bundle, [64 << 20, 64 << 20, 64 << 20])
+    tracemalloc.start()
+    try:
+        assert {problem.path for problem in verify_bundle(bundle)} == {"sbom/bundle.cdx.json"}
+        # One kernel's code, and its copy for the digest.
+        assert tracemalloc.get_traced_memory()[1] < 160 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_code_that_no_kernel_has_is_not_unpacked(bundle):
     group, entries = child_of(bundle)
     group = next(found for found in read_catalog(bundle).groups if found.child.path == group)
     code = b"".join(f"GPU code of {e.kernel.digest}".encode() for e in kernels_in_order(entries))
     rewrite(bundle, group.code.path, compress(code + bytes(256 << 20), 3))
-    del code
-    tracemalloc.start()
-    try:
-        assert verify_bundle(bundle) == []
-        assert tracemalloc.get_traced_memory()[1] < 128 << 20
-    finally:
-        tracemalloc.stop()
+    (problem,) = verify_bundle(bundle)
+    assert (problem.path, problem.found) == (group.code.path, f"it holds more than {len(code)} bytes")
+
+
+def test_all_that_is_unpacked_is_bounded_by_the_sizes_of_the_files(bundle):
+    """Though each file is one that a bundle may have."""
+    group, _ = code_as_long_as(bundle, [8 << 20, 8 << 20, 8 << 20])
+    found = {problem.path: problem.found for problem in verify_bundle(bundle)}
+    assert re.fullmatch(
+        r"it and what was unpacked before it hold more than \d+ bytes", found[group.code.path]
+    )
+
+
+def test_libraries_count_too(bundle):
+    library = next(path for path in files(bundle) if path.endswith("launcher.so.zst"))
+    rewrite(bundle, library, compress(bytes(60 << 20), 3))
+    found = {problem.path: problem.found for problem in verify_bundle(bundle)}
+    assert re.fullmatch(r"it holds more than \d+ bytes", found[library])
+
+
+def test_kernels_that_share_parts_of_their_code_are_found(bundle):
+    """Each of very many could have all of a large file, which would be hashed for each."""
+    group, made = code_as_long_as(bundle, [1 << 20, 1 << 20, 1 << 20])
+    shared = [replace(item, code=item.code._replace(offset=0)) for item in made]
+    shared[1] = replace(shared[1], code=CodeSpan(0, 2 << 20, hashlib.sha256(bytes(2 << 20)).hexdigest()))
+    rewrite(bundle, group.child.path, group_to_bytes(shared))
+    rewrite(bundle, group.code.path, compress(bytes(2 << 20), 3))
+    found = [problem.found for problem in verify_bundle(bundle) if problem.path.startswith("groups/")]
+    assert [text for text in found if "begins in another's" in text]
+
+
+def test_an_index_is_read_for_one_group_alone(bundle):
+    """A catalog could name a large one thousands of times."""
+    first, second = read_catalog(bundle).groups
+    change_catalog(bundle, groups=Groups.of([first, replace(second, child=first.child)]))
+    found = [problem for problem in verify_bundle(bundle) if problem.path == first.child.path]
+    assert any(problem.expected == "one place for each index" for problem in found)
+
+
+def test_problems_are_counted_beyond_those_that_are_kept(bundle, capsys):
+    references = read_manifest(bundle)
+    for number in range(1500):
+        references[f"licenses/{number}"] = FileReference(f"licenses/{number}", 1, "0" * 64)
+    (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
+    findings = look_at_bundle(bundle)
+    assert (len(findings.problems), findings.more) == (1000, 500)
+    with pytest.raises(SystemExit, match="1"):
+        main(["verify", str(bundle)])
+    out, err = capsys.readouterr()
+    assert "and 500 more problems" in err
+    assert "1500 problems" in out
+    with pytest.raises(SystemExit, match="1"):
+        main(["verify", str(bundle), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (len(told["problems"]), told["more_problems"]) == (1000, 500)
+
+
+def test_a_problem_is_short(bundle):
+    problem = Problem("a" * 10_000, "b" * 10_000, "c")
+    assert len(str(problem)) < 5000
+
+
+def test_a_file_that_is_too_large_is_not_read(bundle):
+    """One of a terabyte, which takes no room on the disk."""
+    library = next(path for path in files(bundle) if path.endswith("launcher.so.zst"))
+    os.truncate(bundle / library, 1 << 40)
+    (problem,) = verify_bundle(bundle)
+    assert (problem.path, problem.found) == (library, f"{1 << 40} bytes")
+
+
+def test_a_manifest_lists_no_more_files_than_a_bundle_has(bundle, monkeypatch):
+    monkeypatch.setattr(verified_read, "MAX_FILES", 5)
+    (problem,) = verify_bundle(bundle)
+    assert re.search(r"lists \d+ files, a bundle has at most 5", problem.found)
+
+
+def test_a_directory_with_very_many_files_is_no_bundle(bundle, monkeypatch):
+    monkeypatch.setattr(bundle_files, "MAX_ENTRIES", 5)
+    with pytest.raises(CorruptFile, match="holds more than 5 files"):
+        verify_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("licenses/long.txt", 1 << 22), ("sbom/bundle.cdx.json", 1 << 20)]
+)
+def test_texts_have_a_size_that_fits_what_they_say(bundle, name, most):
+    rewrite(bundle, name, b" " * (2 * most))
+    found = {problem.path: str(problem) for problem in verify_bundle(bundle)}
+    assert str(2 * most) in found[name]
 
 
 def kernels_in_order(entries):

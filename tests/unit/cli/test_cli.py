@@ -73,7 +73,7 @@ def words(run, *arguments):
 
 def test_help_says_what_options_take_and_what_counts_without_them(run):
     for name in ("push", "pull"):
-        assert "the registry may be silent. [default: 30.0; x>=1]" in words(run, "bundle", name)
+        assert "a large file gets more, by its size. [default: 30.0; x>=1]" in words(run, "bundle", name)
     assert "Without --key, one of the keys that CUTLASS_AOT_TRUSTED_KEYS names" in words(
         run, "bundle", "pull"
     )

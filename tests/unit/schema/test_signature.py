@@ -13,6 +13,8 @@ from cutlass_aot.errors import CorruptFile, SchemaTooNew
 from cutlass_aot.schema.bundles.signature import (
     MAX_SIGNATURE_FILE,
     Signature,
+    Terms,
+    TrustPolicy,
     is_signature_path,
     key_id,
     signed_message,
@@ -82,6 +84,15 @@ def test_any_contents_are_read_or_refused(data: st.DataObject) -> None:
         {"signature": "00" * 65},
         {"signature": None},
         {"comment": "trust me"},
+        {"sequence": -1},
+        {"sequence": 1 << 53},
+        {"sequence": "7"},
+        {"sequence": True},
+        {"expires": "tomorrow"},
+        {"expires": "2027-13-01"},
+        {"expires": "2027-06-30T00:00"},
+        {"expires": "\u0662027-06-30"},
+        {"expires": 20270630},
     ],
 )
 def test_what_is_no_signature_is_refused(change: dict[str, object]) -> None:
@@ -91,8 +102,8 @@ def test_what_is_no_signature_is_refused(change: dict[str, object]) -> None:
 
 
 def test_a_newer_one_says_so() -> None:
-    body = {**json.loads(GOOD.to_bytes()), "schema": 2}
-    with pytest.raises(SchemaTooNew, match="x has schema version 2, this cutlass-aot reads up to 1"):
+    body = {**json.loads(GOOD.to_bytes()), "schema": 3}
+    with pytest.raises(SchemaTooNew, match="x has schema version 3, this cutlass-aot reads up to 2"):
         Signature.from_bytes(json.dumps(body).encode(), "x")
 
 
@@ -113,9 +124,10 @@ def test_other_forms_of_the_same_are_refused(data: bytes) -> None:
 
 def test_the_message_says_what_it_is_for_and_differs_for_other_bytes() -> None:
     assert signed_message(b"{}") == (
-        b"cutlass-aot signature 1: MANIFEST.json sha256 "
-        b"44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a\n"
+        b"cutlass-aot signature 2: MANIFEST.json sha256 "
+        b"44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a sequence 0 expires never\n"
     )
+    assert signed_message(b"{}", Terms(7, "2027-06-30")).endswith(b" sequence 7 expires 2027-06-30\n")
     assert signed_message(b"{}") != signed_message(b"{}\n")
     # What keys of services are asked to sign may have 4096 bytes.
     assert len(signed_message(b"x" * 100_000)) < 200
@@ -132,3 +144,22 @@ def test_a_key_is_called_by_the_digest_of_its_bytes() -> None:
 )  # fmt: skip
 def test_other_names_are_no_signatures(path: str) -> None:
     assert not is_signature_path(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"minimum_sequence": -1},
+        {"minimum_sequence": "7"},
+        {"require_expiry": 1},
+        {"minimum_seqence": 7},
+        {"kind": "cutlass-aot signature"},
+        {"schema": 0},
+    ],
+)
+def test_a_policy_with_anything_else_is_refused(change: dict[str, object]) -> None:
+    """A demand that is misspelt must not be none."""
+    body = {"schema": 1, "kind": "cutlass-aot trust policy", "minimum_sequence": 7, "require_expiry": True}
+    assert TrustPolicy.from_bytes(json.dumps(body).encode(), "x") == TrustPolicy(7, True)
+    with pytest.raises(CorruptFile, match=r"^x"):
+        TrustPolicy.from_bytes(json.dumps({**body, **change}).encode(), "x")

@@ -151,3 +151,73 @@ def answering(send, answer):
         return answer if request.url.startswith("https://r.example.org/") else send(request, **options)
 
     return sent
+
+
+@pytest.fixture
+def elsewhere(fake, tmp_path):
+    """A host that the registry names for the login; it gives tokens to whoever has the password."""
+    with fake_registry() as other:
+        fake.login = "bearer"
+        log_in(tmp_path / "docker", fake.name)
+
+        def challenged(request):
+            realm = f"http://{other.name}/token"
+            return not request._may() and not request.answer(
+                401, WWW_Authenticate=f'Bearer realm="{realm}",service="s",scope="repository:k:pull"'
+            )
+
+        fake.fault = challenged
+        yield other
+
+
+def test_another_host_that_a_registry_names_for_the_login_gets_no_password(fake, there, elsewhere):
+    message = refused(
+        fake, there, RegistryError, rf"wants the password sent to '{elsewhere.name}', .*--login-host"
+    )
+    assert elsewhere.requests == []
+    assert PASSWORD not in message
+
+
+def test_a_host_for_the_login_can_be_named(fake, there, bundle, elsewhere):
+    do_pull(fake, there, login_hosts=[elsewhere.name])
+    assert tree(there) == tree(bundle)
+    assert any("Authorization" in headers for headers in elsewhere.headers)
+
+
+def test_another_port_of_the_registrys_host_is_another_host(fake, there, elsewhere):
+    """A port may be another user's."""
+    with pytest.raises(RegistryError, match="which is another host"):
+        do_pull(fake, there, login_hosts=["127.0.0.1:1", "localhost"])
+    assert elsewhere.requests == []
+
+
+def test_a_token_without_a_password_may_come_from_another_host(fake, there, bundle, elsewhere, tmp_path):
+    """As from public registries; there is nothing to lose."""
+    (tmp_path / "docker" / "config.json").unlink()
+    elsewhere.fault = lambda request: not request.answer(200, f'{{"token": "{TOKEN}"}}'.encode())
+    do_pull(fake, there)
+    assert tree(there) == tree(bundle)
+    assert not any("Authorization" in headers for headers in elsewhere.headers)
+
+
+def test_a_redirect_of_the_login_loses_the_password(fake, there, bundle, tmp_path):
+    with fake_registry() as thief:
+        fake.login = "bearer"
+        log_in(tmp_path / "docker", fake.name)
+        fake.fault = lambda request: (
+            request.path.startswith("/token")
+            and not request.answer(307, Location=f"http://{thief.name}{request.path}")
+        )
+        refused(fake, there, RegistryError, r"refuses access .*\(status 401\)")
+        assert thief.requests
+        assert not any("Authorization" in headers for headers in thief.headers)
+
+
+@pytest.mark.parametrize("logged_in", [True, False])
+def test_a_login_at_a_file_is_refused(fake, there, tmp_path, logged_in):
+    if logged_in:
+        log_in(tmp_path / "docker", fake.name)
+    fake.fault = lambda request: (
+        not request.answer(401, WWW_Authenticate='Bearer realm="file:///etc/passwd",service="s"')
+    )
+    refused(fake, there, RegistryError, "leads to an address 'file'://")

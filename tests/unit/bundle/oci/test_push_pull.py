@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from cutlass_aot.bundle.oci import pull, registry
 from cutlass_aot.bundle.oci.pull import pull_bundle
 from cutlass_aot.bundle.oci.push import push_bundle
 from cutlass_aot.bundle.verify.directory import verify_bundle
+from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
 from cutlass_aot.errors import (
     BundleError,
@@ -36,6 +38,7 @@ from tests.support.oci import (
     tree,
 )
 from tests.support.signing import without_cryptography
+from tests.support.synthetic import plan
 
 
 def test_what_is_pushed_comes_back(fake, bundle, tmp_path):
@@ -207,3 +210,52 @@ def test_signatures_that_nobody_can_check_are_told(fake, bundle, tmp_path, key, 
             main(["bundle", *arguments, "--plain-http"])
         error = capsys.readouterr().err
         assert (raised.value.code, error.count(f"{path}: signatures not checked: ")) == (0, 1)
+
+
+@pytest.fixture
+def signed(fake, there, bundle, key):
+    """A bundle with sequence 5 in place, and the pushing of one of the same name with another."""
+    sign(there, key, 5)
+
+    def push(sequence):
+        sign(bundle, key, sequence)
+        push_bundle(bundle, f"{fake.name}/k/small:2", plain_http=True)
+
+    return push
+
+
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_a_pull_does_not_go_back_to_a_lower_sequence(fake, there, bundle, key, signed, monkeypatch, by):
+    keys = [public(key)] if by == "argument" else []
+    if by == "variable":
+        monkeypatch.setattr(trust, "_process", trust._Process())
+        monkeypatch.setenv(trust.ENVIRONMENT_VARIABLE, str(public(key)))
+    signed(4)
+    message = refused(fake, there, UntrustedBundle, "has sequence 4, .* has 5: it is older", ":2", keys=keys)
+    assert "--allow-older" in message
+    assert do_pull(fake, there, ":2", keys=keys, allow_older=True).written
+    assert tree(there) == tree(bundle)
+
+
+@pytest.mark.parametrize("sequence", [5, 6])
+def test_a_pull_goes_on_to_the_same_or_a_higher_sequence(fake, there, bundle, key, signed, sequence):
+    signed(sequence)
+    assert do_pull(fake, there, ":2", keys=[public(key)]).written
+    assert tree(there) == tree(bundle)
+
+
+def test_a_sequence_of_somebody_else_holds_nothing_back(fake, there, bundle, key, signed):
+    """Nor one of another bundle, nor where no key is required."""
+    shutil.rmtree(there / "signatures")
+    sign(there, key.parent / "other.pem", 9)
+    signed(4)
+    assert do_pull(fake, there, ":2", keys=[public(key)]).written
+    sign(there, key, 9)
+    assert do_pull(fake, there, ":2").written
+
+
+def test_a_sequence_of_another_bundle_holds_nothing_back(fake, tmp_path, bundle, key, signed):
+    write_bundle(replace(plan(tmp_path / "linked"), name="another"), tmp_path / "elsewhere" / "small")
+    sign(tmp_path / "elsewhere" / "small", key, 9)
+    signed(4)
+    assert do_pull(fake, tmp_path / "elsewhere" / "small", ":2", keys=[public(key)]).written
