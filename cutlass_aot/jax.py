@@ -23,8 +23,8 @@ try:
     import tvm_ffi
 except ImportError as error:
     raise ImportError(
-        f"cutlass_aot.jax needs jax and jax-tvm-ffi on Python 3.11 or newer ({error}): "
-        "pip install jax jax-tvm-ffi (Python 3.11 or newer)"
+        f"cutlass_aot.jax needs jax and jax-tvm-ffi, on Python 3.11 or newer ({error}): "
+        "pip install jax jax-tvm-ffi"
     ) from error
 
 __all__ = ["gemm"]
