@@ -48,7 +48,7 @@ from cutlass_aot.runtime.selection.query import Parameters, Query
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports
+from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports, writes_nothing
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -150,8 +150,10 @@ def _launch(
     stream: Any,
     workspace: Any,
 ) -> None:
-    """Call a compiled kernel on operands that it supports."""
+    """Call a compiled kernel on operands that it supports, unless nothing that it writes has any elements."""
     kernel = chosen.kernel
+    if writes_nothing(kernel.operands, descriptions):
+        return
     names = [constraint.name for constraint in kernel.operands]
     try:
         operands = without_gradients(names, operands)
@@ -297,7 +299,7 @@ def problems_of(query: Query) -> Iterator[Problem]:
         "".join(
             letter
             for letter, mode in (("t", -1), ("n", -2))
-            if operand.strides[mode] == 1 or operand.shape[mode] == 1
+            if operand.strides[mode] == 1 or operand.shape[mode] == 1 or 0 in operand.shape
         )
         for operand in query.operands
     ]
@@ -307,7 +309,7 @@ def problems_of(query: Query) -> Iterator[Problem]:
 
 def _extents(operands: Sequence[OperandDescription]) -> Extents:
     first, last = ((1, 1, 1, *operand.shape) for operand in (operands[0], operands[-1]))
-    return Extents(first[-3], first[-2], last[-1], first[-1])
+    return Extents(*(max(extent, 1) for extent in (first[-3], first[-2], last[-1], first[-1])))
 
 
 def profile_of(capability: tuple[int, int], sm_count: int, name: str) -> DeviceProfile:

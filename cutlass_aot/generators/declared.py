@@ -12,7 +12,7 @@ from cutlass_aot.manifest.kernels import TABLE_KEYS
 from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.opened.filters import GENERAL_FILTERS
 from cutlass_aot.runtime.selection.query import Parameters
-from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, check_operands
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -120,12 +120,13 @@ def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
             f"{type(rest[0]).__name__} {rest[0]!r}: a tuple of one value is written (value,)"
         )
     constraints = tuple(operand.constraint() for operand in operands)
-    names = [constraint.name for constraint in constraints]
-    if len(set(names)) != len(names) or not any(constraint.written for constraint in constraints):
-        raise GeneratorError(
-            f"{call}: operands {', '.join(names) or 'none'}: expected different names, and one that is "
-            "written"
-        )
+    names = ", ".join(constraint.name for constraint in constraints) or "none"
+    try:
+        check_operands(constraints)
+    except ValueError as error:
+        raise GeneratorError(f"{call}: operands {names}: {error}") from None
+    if not any(constraint.written for constraint in constraints):
+        raise GeneratorError(f"{call}: operands {names}: expected one that is written")
     return Answer(function, constraints, tuple(rest[0]) if rest else ())
 
 

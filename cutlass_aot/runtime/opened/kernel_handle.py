@@ -114,8 +114,8 @@ class KernelHandle:
     def launch(self) -> Launch:
         """Launch it: ``launch(*operands, stream=None, workspace=None)``.
 
-        Returns as soon as the work is queued. Repeated calls on torch tensors go to native code without
-        running any Python code in between.
+        Returns as soon as the work is queued. Nothing is launched where what it writes has no elements.
+        Repeated calls on torch tensors go to native code without running any Python code in between.
 
         Args:
             operands: torch tensors or DLPack objects in the order of the call: a, b, out; without a batch or
@@ -161,20 +161,27 @@ class KernelHandle:
             raise self.failure(error, taken) from error
         self.launch_on(device, taken, stream, workspace)
 
-    def launch_on(self, device: int, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
-        """Launch it on operands of a known CUDA device ordinal which need no gradient; see :attr:`launch`."""
+    def launch_on(self, device: int, operands: Sequence[Any], stream: Any, workspace: Any) -> bool:
+        """Launch it on operands of a known CUDA device ordinal which need no gradient; see :attr:`launch`.
+
+        False if nothing was launched, because nothing that it writes has any elements.
+        """
         try:
             arguments = list(operands)
             if self.workspace_bytes:
                 given = workspace_for(self.workspace_bytes, self.name, operands, device, workspace, stream)
                 arguments.append(given)
-            call(self.native_function(device), arguments, device, stream)
+            launched = call(self.native_function(device), arguments, device, stream) is None
+            if not launched and not (verdict := self.supports(*operands)):
+                # Native code checks operands only where it has something to do.
+                raise OperandError(f"kernel {self.name}: {verdict.reason}")
         except Exception as error:
             raise self.failure(error, operands) from error
         launcher = self._group.launcher
         if not self._assigned and launcher is not None and not self.workspace_bytes:
             native.assign(launcher, self.launch, self._function)
             self._assigned = True
+        return launched
 
     def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
         if not isinstance(error, Exception):

@@ -179,7 +179,7 @@ def _output(group: GroupEntry, query: Query) -> OperandDescription:
 
 
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
-    """Layout words that fit the operands: where an extent is 1, an operand has more than one layout."""
+    """Layout words that fit the operands: one with an extent of 1 or 0 has more than one layout."""
     letters = []
     for operand in operands:
         letters.append(
@@ -187,7 +187,7 @@ def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
                 letter
                 for mode, letter in LAYOUT_LETTERS.items()
                 if 0 < -mode <= len(operand.shape)
-                and (operand.strides[mode] == 1 or operand.shape[mode] == 1)
+                and (operand.strides[mode] == 1 or operand.shape[mode] == 1 or 0 in operand.shape)
             ]
         )
     return map("".join, product(*letters))
@@ -209,14 +209,17 @@ def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
 
 
 def problem_extents(group: GroupEntry, query: Query) -> Extents:
-    """Extents of the problem by their names in the group's constraints; 1 for a name that does not occur."""
+    """Extents of the problem by their names in the group's constraints; 1 for a name that does not occur.
+
+    Those of 0 count as 1: no kernel is launched then, and any may be chosen.
+    """
     extents: dict[str | int, int] = {}
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
             names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
             extents.update(zip(names, operand.shape, strict=True))
-    return Extents(extents.get("L", 1), extents.get("M", 1), extents.get("N", 1), extents.get("K", 1))
+    return Extents(*(max(extents.get(name, 1), 1) for name in "LMNK"))
 
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
