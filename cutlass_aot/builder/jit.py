@@ -299,7 +299,7 @@ def problems_of(query: Query) -> Iterator[Problem]:
         "".join(
             letter
             for letter, mode in (("t", -1), ("n", -2))
-            if operand.strides[mode] == 1 or operand.shape[mode] == 1 or 0 in operand.shape
+            if operand.strides[mode] == 1 or operand.shape[mode] == 1
         )
         for operand in query.operands
     ]

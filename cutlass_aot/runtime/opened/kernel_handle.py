@@ -15,7 +15,7 @@ from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.design import DesignValue
-from cutlass_aot.schema.kernels.operands import OperandDescription, Verdict, supports
+from cutlass_aot.schema.kernels.operands import OperandDescription, Verdict, supports, writes_nothing
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -168,7 +168,7 @@ class KernelHandle:
         """
         try:
             arguments = list(operands)
-            if self.workspace_bytes:
+            if self.workspace_bytes and not self._has_nothing_to_do(operands):
                 given = workspace_for(self.workspace_bytes, self.name, operands, device, workspace, stream)
                 arguments.append(given)
             launched = call(self.native_function(device), arguments, device, stream) is None
@@ -208,6 +208,12 @@ class KernelHandle:
         ``device`` and errors are those of :meth:`native_function`.
         """
         return self._group.compiled(self._position, device)
+
+    def _has_nothing_to_do(self, operands: Sequence[Any]) -> bool:
+        constraints = self.group.operands
+        if len(operands) != len(constraints):
+            return False
+        return writes_nothing(constraints, [describe_operand(operand) for operand in operands])
 
     def _device(self, operands: Sequence[Any]) -> int:
         """The CUDA device of the first operand that is on one; native code checks all of them."""

@@ -179,17 +179,17 @@ def _output(group: GroupEntry, query: Query) -> OperandDescription:
 
 
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
-    """Layout words that fit the operands: one with an extent of 1 or 0 has more than one layout."""
+    """Layout words that fit the operands: where an extent is 1, an operand has more than one layout.
+
+    So has one without elements whose strides fit none.
+    """
     letters = []
     for operand in operands:
-        letters.append(
-            [
-                letter
-                for mode, letter in LAYOUT_LETTERS.items()
-                if 0 < -mode <= len(operand.shape)
-                and (operand.strides[mode] == 1 or operand.shape[mode] == 1 or 0 in operand.shape)
-            ]
-        )
+        modes = [mode for mode in LAYOUT_LETTERS if 0 < -mode <= len(operand.shape)]
+        fitting = [mode for mode in modes if operand.strides[mode] == 1 or operand.shape[mode] == 1]
+        if not fitting and 0 in operand.shape:
+            fitting = modes
+        letters.append([LAYOUT_LETTERS[mode] for mode in fitting])
     return map("".join, product(*letters))
 
 

@@ -159,3 +159,12 @@ def test_torchs_fp4_is_handed_over_in_elements_and_on_torchs_stream(compiled, mo
     )
     jit._launch(jit.Compiled(kernel, None), [tensor], [described], 0, None, None)
     assert streams == [77]
+
+
+def test_nothing_is_called_where_nothing_is_written(compiled):
+    function = scale_rows(n=128, fast=False)
+    for rows in (4, 0):
+        function(*operands(rows))
+    assert [len(made.calls) for made in compiled] == [1]
+    with pytest.raises(OperandError, match="expected an extent of 128"):
+        function(*operands(0, 64))
