@@ -121,7 +121,8 @@ def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[
     targets = runnable_targets(kernel.targets, gpu.capability)
     generator = DeclaredGenerator(kernel)
     with _lock:
-        record = generator.kernel(values, targets[0]) if targets else None
+        profile = profile_of(gpu.capability, gpu.sm_count, gpu.name)
+        record = generator.kernel(values, targets[0], profile) if targets else None
         if record is None:
             raise KernelNotFound(
                 f"{kernel.call_text(values)} has no kernel for compute capability {gpu.capability[0]}."

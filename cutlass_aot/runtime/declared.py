@@ -49,6 +49,7 @@ def kernel(
     params: Mapping[str, Sequence[DesignValue]] | None = None,
     targets: Sequence[str] | None = None,
     modules: Sequence[str] = (),
+    device: bool = False,
     version: str = "1",
 ) -> Callable[[Callable[..., Any]], DeclaredKernel]:
     """Declare a kernel of one's own; decorates the function that says how to compile it.
@@ -66,6 +67,8 @@ def kernel(
         targets: GPU code targets it can be built for; all known ones if left out.
         modules: further modules whose source the compiled code depends on, above all the one that the body
             imports.
+        device: whether the code depends on numbers of the GPU that the DSL's ``HardwareInfo`` gives. The
+            manifest's device profile answers it then, and its numbers become part of the kernel's record.
         version: to be raised when equal parameters should give other code although no module changed.
 
     Raises:
@@ -79,6 +82,7 @@ def kernel(
             params={key: tuple(values) for key, values in (params or {}).items()},
             targets=KNOWN_TARGETS if targets is None else tuple(targets),
             modules=tuple(modules),
+            device=device,
             version=version,
         )
         known = _declared.get(name)
@@ -108,12 +112,14 @@ class DeclaredKernel:
         params: Mapping[str, tuple[DesignValue, ...]],
         targets: tuple[str, ...],
         modules: tuple[str, ...],
+        device: bool,
         version: str,
     ) -> None:
         self.name = name
         self.params = params
         self.targets = targets
         self.modules = modules
+        self.device = device
         self.version = version
         self.function = function
         self.__doc__ = function.__doc__

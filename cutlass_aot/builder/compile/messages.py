@@ -92,7 +92,7 @@ class Enumerate:
     generator: GeneratorReference
     problem: Problem
     target: str
-    device: DeviceProfile
+    device: DeviceProfile | None
 
 
 @dataclass(frozen=True, slots=True)

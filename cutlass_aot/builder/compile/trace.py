@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import cutlass_aot.kernels
 from cutlass_aot.builder.compile.messages import Trace, Traced
 from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.registry import source_of
 
 SYMBOL = "traced"
@@ -73,7 +74,8 @@ def trace(request: Trace) -> Traced:
 def _object(generator: DeclaredGenerator, values: Mapping[str, Any], target: str) -> str:
     """Digest of a kernel's record and its object; if it cannot be compiled, a text that says so."""
     try:
-        kernel = generator.kernel(values, target)
+        # Any numbers would do: they are the same in each trace.
+        kernel = generator.kernel(values, target, load_profile("h200"))
         if kernel is None:
             return "no kernel"
         compiled = generator.compile(kernel)
