@@ -47,6 +47,7 @@ class DeclaredGenerator:
         self.modules: tuple[str, ...] = tuple(
             sorted({declared.function.__module__, *declared.modules, *OWN_MODULES})
         )
+        self.distributions = declared.distributions
         taken = sorted({*declared.params} & {*TABLE_KEYS, *GENERAL_FILTERS})
         if taken:
             raise GeneratorError(

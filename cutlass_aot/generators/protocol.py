@@ -76,7 +76,9 @@ class Generator(Protocol):
     """Operations it has kernels for."""
 
     modules: tuple[str, ...]
-    """Modules whose source files are part of a kernel's key: change one, and its kernels are rebuilt."""
+    """Modules whose source files are part of a kernel's key: change one, and its kernels are rebuilt.
+
+    An attribute ``distributions`` may name installed distributions whose files all are, too."""
 
     design: Mapping[str, str]
     """Names in a kernel's design that a manifest can filter on, each with one line of explanation."""

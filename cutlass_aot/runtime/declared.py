@@ -49,6 +49,7 @@ def kernel(
     params: Mapping[str, Sequence[DesignValue]] | None = None,
     targets: Sequence[str] | None = None,
     modules: Sequence[str] = (),
+    distributions: Sequence[str] = (),
     device: bool = False,
     version: str = "1",
 ) -> Callable[[Callable[..., Any]], DeclaredKernel]:
@@ -67,6 +68,8 @@ def kernel(
         targets: GPU code targets it can be built for; all known ones if left out.
         modules: further modules whose source the compiled code depends on, above all the one that the body
             imports.
+        distributions: installed distributions, such as ``"flash-attn-4"``, all of whose files the compiled
+            code depends on.
         device: whether the code depends on numbers of the GPU that the DSL's ``HardwareInfo`` gives. The
             manifest's device profile answers it then, and its numbers become part of the kernel's record.
         version: to be raised when equal parameters should give other code although no module changed.
@@ -81,7 +84,8 @@ def kernel(
             name=name,
             params={key: tuple(values) for key, values in (params or {}).items()},
             targets=KNOWN_TARGETS if targets is None else tuple(targets),
-            modules=tuple(modules),
+            modules=_names("modules", modules),
+            distributions=_names("distributions", distributions),
             device=device,
             version=version,
         )
@@ -112,6 +116,7 @@ class DeclaredKernel:
         params: Mapping[str, tuple[DesignValue, ...]],
         targets: tuple[str, ...],
         modules: tuple[str, ...],
+        distributions: tuple[str, ...],
         device: bool,
         version: str,
     ) -> None:
@@ -119,6 +124,7 @@ class DeclaredKernel:
         self.params = params
         self.targets = targets
         self.modules = modules
+        self.distributions = distributions
         self.device = device
         self.version = version
         self.function = function
@@ -327,6 +333,13 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
             if ordinal >= 0:
                 return ordinal
     raise OperandError("there is no operand on a GPU to launch on")
+
+
+def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Names in a list; a text alone would be taken for a list of its letters."""
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise GeneratorError(f"`{what}`: expected a list of names, got {names!r}")
+    return tuple(names)
 
 
 def _checked(name: str, key: str, value: Any) -> DesignValue:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from cutlass_aot.errors import CorruptFile
@@ -135,9 +135,13 @@ class FindVersion:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A generator's version, which contains the digest of its sources."""
+    """A generator's version, which contains the digest of its sources.
+
+    ``read`` are the files of its distributions, with their digests.
+    """
 
     version: str
+    read: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import cutlass_aot.kernels
 from cutlass_aot.builder.compile.messages import Trace, Traced
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.distributions import installed
 from cutlass_aot.generators.registry import source_of
 
 SYMBOL = "traced"
@@ -63,10 +64,14 @@ def trace(request: Trace) -> Traced:
         for name, module in declared.items()
         for variable, value in _variables(module).items()
     }
+    covered = {str(file) for name in generator.distributions for file in installed(name).files.values()}
     modules = sorted(
         name
         for name, module in list(sys.modules.items())
-        if name not in generator.modules and home.has(getattr(module, "__file__", None)) and _has_code(module)
+        if name not in generator.modules
+        and (file := getattr(module, "__file__", None)) not in covered
+        and home.has(file)
+        and _has_code(module)
     )
     return Traced(objects, reads, variables, tuple(modules))
 

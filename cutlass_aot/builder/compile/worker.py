@@ -107,8 +107,13 @@ def _answer(request: Request) -> Answer:
         case messages.Compile():
             return _compile(generator, request.kernel, Path(request.object))
         case messages.FindVersion():
-            digests = {Path(path): sha256 for path, sha256 in request.digests.items()}
-            return messages.Version(version_of(generator, digests.__getitem__))
+            read: dict[str, str] = {}
+
+            def file_digest(path: Path) -> str:
+                known = request.digests.get(str(path))
+                return known or read.setdefault(str(path), digest(path.read_bytes()))
+
+            return messages.Version(version_of(generator, file_digest), read)
 
 
 def _compile(generator: Generator, kernel: Kernel, path: Path) -> Artifact:

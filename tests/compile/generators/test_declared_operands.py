@@ -136,6 +136,31 @@ def never_asks():
 """,
 }
 
+SCALED = {
+    "scaled.py": """
+import cutlass_aot
+from cutlass_aot import Operand
+
+
+@cutlass_aot.kernel(name="scaled", targets=["sm_90a"], modules=["filled_kernel"], distributions=["Scale.Kit"])
+def scaled():
+    from filled_kernel import plain
+    from scale_kit.factors import FACTOR
+
+    return plain, [Operand("out", "i32", (64,), written=True)], (FACTOR,)
+""",
+    "scale_kit/__init__.py": "",
+    "scale_kit/factors.py": "FACTOR = 5\n",
+    "scale_kit/never_imported.py": "",
+    "scale_kit/data/table.json": "[1]",
+    "scale_kit-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: scale-kit\nVersion: 1.0\n",
+    "scale_kit-1.0.dist-info/RECORD": "".join(
+        f"scale_kit/{name},,\n"
+        for name in ("__init__.py", "factors.py", "never_imported.py", "data/table.json")
+    ),
+}
+"""A kernel that names a whole distribution, and the distribution as pip would install it."""
+
 BUNDLE = """
 plugins = ["{plugin}"]
 
@@ -315,6 +340,29 @@ def test_a_question_without_an_answer_is_named(folder, kernel, device, message):
     _, done = build(folder, "filled", kernel, device)
     assert done.returncode
     assert message in done.stdout + done.stderr
+
+
+def test_an_edit_of_any_file_of_a_distribution_builds_again(folder):
+    for name, text in SCALED.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    _, done = build(folder, "scaled", "scaled")
+    assert done.returncode == 0, done.stdout + done.stderr
+    _, done = build(folder, "scaled", "scaled")
+    assert "up to date" in done.stdout
+    for number, name in enumerate(("factors.py", "never_imported.py", "data/table.json")):
+        assert "0 to build, 1 present" in run(folder, "plan", "scaled.toml").stdout
+        (folder / "scale_kit" / name).write_text(f"FACTOR = {number + 6}\n")
+        shown = run(folder, "plan", "--explain", "scaled.toml").stdout
+        assert "1 to build, 0 present" in shown
+        assert f"a generator: scaled, file Scale.Kit/scale_kit/{name} has changed" in shown
+        _, done = build(folder, "scaled", "scaled")
+        assert "1 compiled" in done.stdout, done.stdout + done.stderr
+    record = folder / "scale_kit-1.0.dist-info" / "RECORD"
+    (folder / "scale_kit" / "added.py").write_text("")
+    record.write_text(record.read_text() + "scale_kit/added.py,,\n")
+    shown = run(folder, "plan", "--explain", "scaled.toml").stdout
+    assert "scaled, file Scale.Kit/scale_kit/added.py is new" in shown
 
 
 def test_check_answers_a_kernel_that_asks(folder):
