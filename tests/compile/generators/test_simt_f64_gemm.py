@@ -288,7 +288,7 @@ def random_operands(
         operands[index] = chance.choice(MUTATIONS)(operands[index], chance)
     if chance.random() < 0.15:
         # The same extent changed in every operand that has it, so that the operands still agree.
-        name, value = chance.choice(BATCH_NAMES), chance.choice((0, 1, 4, 8, 2**31 - 8, 2**31))
+        name, value = chance.choice(BATCH_NAMES), chance.choice((0, 0, 0, 1, 4, 8, 2**31 - 8, 2**31))
         operands = [
             replace(operand, shape=_set(operand.shape, constraint.extents.index(name), value))
             if len(operand.shape) == 3 and name in constraint.extents
