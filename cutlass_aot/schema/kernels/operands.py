@@ -254,8 +254,9 @@ def supports(constraints: Sequence[OperandConstraint], operands: Sequence[Operan
             problem = check(constraint, operand)
             if problem:
                 return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", step)
-    if any(0 in operand.shape for operand in operands) and not writes_nothing(constraints, operands):
-        return _without_elements(constraints, operands)
+    for operand in operands:
+        if 0 in operand.shape and not writes_nothing(constraints, operands):
+            return _without_elements(constraints, operands)
     return _agreement(constraints, operands)
 
 
@@ -343,7 +344,7 @@ def _extents(constraint: OperandConstraint, operand: OperandDescription) -> str:
         if isinstance(name, int):
             if extent != name:
                 return f"expected an extent of {name}, got shape {operand.shape}"
-        elif not _relation(name).is_possible(extent):
+        elif not name.isidentifier() and not _relation(name).is_possible(extent):
             return f"expected an extent of {name}, got {extent} in shape {operand.shape}"
     extent = operand.shape[constraint.contiguous]
     if extent % constraint.divisibility:
@@ -432,16 +433,18 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
         for name, extent in zip(names, operand.shape, strict=True):
             if isinstance(name, int):
                 continue
-            relation = _relation(name)
-            named = relation.named(extent)
-            known, owner, there = extents.setdefault(relation.name, (named, constraint.name, name))
+            base, named = name, extent
+            if not name.isidentifier():
+                relation = _relation(name)
+                base, named = relation.name, relation.named(extent)
+            known, owner, there = extents.setdefault(base, (named, constraint.name, name))
             if known != named:
                 why = f" as `{owner}` has"
                 if there != name:
                     why = f", since `{owner}` has {there} = {_relation(there).of(known)}"
                 return Rejected(
                     f"operand `{constraint.name}` is unsupported: expected extent {name} = "
-                    f"{relation.of(known)}{why}, got {extent}",
+                    f"{_relation(name).of(known)}{why}, got {extent}",
                     8,
                 )
     for constraint, operand in zip(constraints, operands, strict=True):
