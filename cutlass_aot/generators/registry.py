@@ -179,7 +179,7 @@ def distribution_digests(
     generator: Generator, file_digest: Callable[[Path], str] = _file_digest
 ) -> dict[str, str]:
     """``DISTRIBUTION/PATH`` to the digest of that file, for all files of a generator's ``distributions``."""
-    found = {}
+    found: dict[str, str] = {}
     for name in distributions_of(generator):
         distribution = installed(name)
         if distribution.record is not None:

@@ -173,12 +173,14 @@ class Traced:
         globals: ``module:name`` to the value, as JSON, of every variable that functions of declared modules
             read.
         modules: the kernel's modules that were imported and are not declared.
+        distributions: others whose modules were imported, use the DSL and are not declared.
     """
 
     objects: Mapping[str, str]
     reads: Mapping[str, str]
     globals: Mapping[str, str]
     modules: tuple[str, ...]
+    distributions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,6 +365,35 @@ def test_an_edit_of_any_file_of_a_distribution_builds_again(folder):
     assert "scaled, file Scale.Kit/scale_kit/added.py is new" in shown
 
 
+def test_check_names_a_distribution_of_kernels_that_is_not_declared(folder, monkeypatch):
+    site = folder / "site-packages"
+    for name, text in SCALED.items():
+        if name != "scaled.py":
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(text.replace("scale_kit", "other_kit").replace("scale-kit", "other-kit"))
+    for name in ("scale_kit", "scale_kit-1.0.dist-info"):
+        (site / name).rename(site / name.replace("scale_kit", "other_kit"))
+    (site / "other_kit" / "factors.py").write_text("import cutlass\n\nFACTOR = 5\n")
+    (site / "other_kit" / "light.py").write_text("FACTOR = 5\n")
+    text = SCALED["scaled.py"].replace("scale_kit", "other_kit").replace('"scaled"', '"{name}"')
+    text = text.replace("def scaled", "def {name}").replace('["Scale.Kit"]', "{distributions}")
+    for name, distributions, module in (
+        ("unnamed", [], "factors"), ("named", ["other-kit"], "factors"), ("light", [], "light"),
+    ):  # fmt: skip
+        own = text.format(name=name, distributions=distributions).replace(
+            "factors import", f"{module} import"
+        )
+        (folder / f"{name}.py").write_text(own)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+    found = {
+        name: json.loads(run(folder, "check", "--json", "--plugin", name, name).stdout)
+        for name in ("unnamed", "named", "light")
+    }
+    assert [(item["what"], item["name"]) for item in found["unnamed"]] == [("distribution", "other-kit")]
+    assert found["named"] == found["light"] == []
+
+
 def test_check_answers_a_kernel_that_asks(folder):
     done = run(folder, "check", "--json", "--plugin", "filled", "asks")
     assert done.returncode == 0, done.stdout + done.stderr
