@@ -10,7 +10,7 @@ from cutlass_aot.errors import OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
-from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports
+from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports, told
 from cutlass_aot.schema.tuning.ranking import Extents
 
 if TYPE_CHECKING:
@@ -213,12 +213,13 @@ def problem_extents(group: GroupEntry, query: Query) -> Extents:
 
     Those of 0 count as 1: no kernel is launched then, and any may be chosen.
     """
-    extents: dict[str | int, int] = {}
+    extents: dict[str, int] = {}
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
             names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
-            extents.update(zip(names, operand.shape, strict=True))
+            pairs = zip(names, operand.shape, strict=True)
+            extents.update(told(name, extent) for name, extent in pairs if isinstance(name, str))
     return Extents(*(max(extents.get(name, 1), 1) for name in "LMNK"))
 
 

@@ -186,6 +186,14 @@ def _value(extent: str | int, extents: Mapping[str | int, int]) -> int:
     return relation.of(extents[relation.name])
 
 
+def told(name: str, extent: int) -> tuple[str, int]:
+    """The named extent that an extent of a record tells, with its value: ``"4 * G"`` of 8 tells 2 for G."""
+    if name.isidentifier():
+        return name, extent
+    relation = _relation(name)
+    return relation.name, relation.named(extent)
+
+
 def _relation(extent: str) -> Extent:
     """The meaning of an extent of a record, which was checked when it was made or read."""
     found = extent_of(extent)
@@ -433,10 +441,7 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
         for name, extent in zip(names, operand.shape, strict=True):
             if isinstance(name, int):
                 continue
-            base, named = name, extent
-            if not name.isidentifier():
-                relation = _relation(name)
-                base, named = relation.name, relation.named(extent)
+            base, named = told(name, extent)
             known, owner, there = extents.setdefault(base, (named, constraint.name, name))
             if known != named:
                 why = f" as `{owner}` has"

@@ -17,7 +17,7 @@ from cutlass_aot.schema.kernels.constraints import (
     extent_of,
 )
 from cutlass_aot.schema.kernels.declaration import Operand
-from cutlass_aot.schema.kernels.operands import NOTHING, describe, packed, supports
+from cutlass_aot.schema.kernels.operands import NOTHING, describe, packed, supports, told
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,10 @@ def test_packed_operands_follow_their_relations() -> None:
     (found, nothing) = packed([x, Operand("mask", None, ()).constraint()], {"B": 2, "G": 3})
     assert found.shape == (3, 12, 64)
     assert nothing is NOTHING
+
+
+def test_what_an_extent_tells_of_a_named_one() -> None:
+    assert [told(name, 9) for name in ("G", "4 * G + 1", "B + 1")] == [("G", 9), ("G", 2), ("B", 8)]
 
 
 def test_an_extent_of_a_relation_alone_is_checked() -> None:
