@@ -76,7 +76,11 @@ class DeclaredGenerator:
 
         ``device`` is for a kernel that asks for it.
         """
-        constants = hardware.constants_of(device) if self.declared.device and device is not None else {}
+        constants: dict[str, int] = {}
+        if self.declared.device:
+            if device is None:
+                raise GeneratorError(f"kernel {self.name!r} asks for numbers of a GPU: name a device profile")
+            constants = hardware.constants_of(device)
         answer = ask(self.declared, values, constants)
         if answer is None:
             return None
