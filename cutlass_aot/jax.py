@@ -23,8 +23,8 @@ try:
     import tvm_ffi
 except ImportError as error:
     raise ImportError(
-        f"cutlass_aot.jax needs jax and jax-tvm-ffi on Python 3.11 or newer ({error}): "
-        "pip install jax jax-tvm-ffi (Python 3.11 or newer)"
+        f"cutlass_aot.jax needs jax and jax-tvm-ffi, on Python 3.11 or newer ({error}): "
+        "pip install jax jax-tvm-ffi"
     ) from error
 
 __all__ = ["gemm"]
@@ -61,7 +61,7 @@ def gemm(
             for GPU 0.
 
     Returns:
-        (m, n), or (batch, m, n).
+        (m, n), or (batch, m, n); zeros without a kernel where an extent is 0.
 
     Raises:
         KernelNotFound: if the bundle has no kernel for the operands.
@@ -78,6 +78,10 @@ def gemm(
     columns = b.shape[-2] if b_transposed else b.shape[-1]
     out = jax.ShapeDtypeStruct((*a.shape[:-1], columns), dtype)
     device = 0 if target is None else None
+    inner = b.shape[-1] if b_transposed else b.shape[-2]
+    if (*a.shape[:-2], a.shape[-1]) == (*b.shape[:-2], inner) and 0 in (*out.shape, inner):
+        # Empty, or empty sums: no kernel takes an extent of 0.
+        return jnp.zeros(out.shape, dtype)
     operands = (
         _description(a, "a", device),
         _transposed(_description(b, "b", device)) if b_transposed else _description(b, "b", device),

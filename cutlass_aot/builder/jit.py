@@ -48,7 +48,7 @@ from cutlass_aot.runtime.selection.query import Parameters, Query
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports
+from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports, writes_nothing
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -121,7 +121,8 @@ def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[
     targets = runnable_targets(kernel.targets, gpu.capability)
     generator = DeclaredGenerator(kernel)
     with _lock:
-        record = generator.kernel(values, targets[0]) if targets else None
+        profile = profile_of(gpu.capability, gpu.sm_count, gpu.name)
+        record = generator.kernel(values, targets[0], profile) if targets else None
         if record is None:
             raise KernelNotFound(
                 f"{kernel.call_text(values)} has no kernel for compute capability {gpu.capability[0]}."
@@ -150,8 +151,10 @@ def _launch(
     stream: Any,
     workspace: Any,
 ) -> None:
-    """Call a compiled kernel on operands that it supports."""
+    """Call a compiled kernel on operands that it supports, unless nothing that it writes has any elements."""
     kernel = chosen.kernel
+    if writes_nothing(kernel.operands, descriptions):
+        return
     names = [constraint.name for constraint in kernel.operands]
     try:
         operands = without_gradients(names, operands)
@@ -307,7 +310,7 @@ def problems_of(query: Query) -> Iterator[Problem]:
 
 def _extents(operands: Sequence[OperandDescription]) -> Extents:
     first, last = ((1, 1, 1, *operand.shape) for operand in (operands[0], operands[-1]))
-    return Extents(first[-3], first[-2], last[-1], first[-1])
+    return Extents(*(max(extent, 1) for extent in (first[-3], first[-2], last[-1], first[-1])))
 
 
 def profile_of(capability: tuple[int, int], sm_count: int, name: str) -> DeviceProfile:

@@ -116,6 +116,8 @@ def _rankings(bundle: Path, group: GroupEntry) -> list[tuple[str, str]]:
 
 def _in_words(operand: OperandConstraint) -> str:
     """What a kernel demands of an operand besides its element type, in words."""
+    if operand.is_none:
+        return "None"
     if operand.is_number:
         return "a number"
     if operand.scale is not None:
@@ -133,6 +135,7 @@ def _in_words(operand: OperandConstraint) -> str:
         + f"aligned to {operand.alignment} bytes, "
         + f"contiguous extent and strides divisible by {operand.divisibility}"
         + (", compact" if operand.compact else "")
+        + (", extents of 64 bits" if operand.extent_bits == 64 else "")
         + (f", multiples of {'x'.join(map(str, operand.multiples))}" if operand.multiples else "")
         + (", written" if operand.written else "")
     )

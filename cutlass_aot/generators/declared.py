@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CompileError, GeneratorError
+from cutlass_aot.generators import hardware
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.manifest.kernels import TABLE_KEYS
 from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.opened.filters import GENERAL_FILTERS
 from cutlass_aot.runtime.selection.query import Parameters
-from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, check_operands
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 OWN_MODULES = (
     "cutlass_aot.generators.declared",
     "cutlass_aot.generators.dsl",
+    "cutlass_aot.generators.hardware",
     "cutlass_aot.schema.kernels.declaration",
 )
 """Modules of this package that decide the code of a declared kernel."""
@@ -40,9 +43,11 @@ class DeclaredGenerator:
         self.name = declared.name
         self.version = declared.version
         self.operations: tuple[str, ...] = (declared.name,)
+        self.uses_device = declared.device
         self.modules: tuple[str, ...] = tuple(
             sorted({declared.function.__module__, *declared.modules, *OWN_MODULES})
         )
+        self.distributions = declared.distributions
         taken = sorted({*declared.params} & {*TABLE_KEYS, *GENERAL_FILTERS})
         if taken:
             raise GeneratorError(
@@ -57,18 +62,26 @@ class DeclaredGenerator:
         """The declared targets."""
         return self.declared.targets if operation in self.operations else ()
 
-    def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
+    def enumerate(self, problem: Problem, target: str, device: DeviceProfile | None) -> Iterator[Kernel]:
         """Every declared combination of parameters, if ``problem`` is what it computes."""
         if problem.operation not in self.operations or target not in self.declared.targets:
             return
         for values in self.declared.combinations():
-            kernel = self.kernel(values, target)
+            kernel = self.kernel(values, target, device)
             if kernel is not None and _fits(problem, kernel):
                 yield kernel
 
-    def kernel(self, values: Parameters, target: str) -> Kernel | None:
-        """The record for these parameters; None if the decorated function has none for them."""
-        answer = ask(self.declared, values)
+    def kernel(self, values: Parameters, target: str, device: DeviceProfile | None = None) -> Kernel | None:
+        """The record for these parameters; None if the decorated function has none for them.
+
+        ``device`` is for a kernel that asks for it.
+        """
+        constants: dict[str, int] = {}
+        if self.declared.device:
+            if device is None:
+                raise GeneratorError(f"kernel {self.name!r} asks for numbers of a GPU: name a device profile")
+            constants = hardware.constants_of(device)
+        answer = ask(self.declared, values, constants)
         if answer is None:
             return None
         return Kernel.make(
@@ -78,6 +91,7 @@ class DeclaredGenerator:
             accumulator="",
             design={},
             target=target,
+            constants=constants,
             parameters=values,
         )
 
@@ -86,21 +100,38 @@ class DeclaredGenerator:
         # Imported here, in a worker: the command line imports this module without the DSL.
         from cutlass_aot.generators import dsl
 
-        answer = ask(self.declared, dict(kernel.parameters))
+        constants = dict(kernel.constants)
+        answer = ask(self.declared, dict(kernel.parameters), constants)
         if answer is None or answer.operands != kernel.operands:
             raise CompileError(
                 f"{kernel.name}: {self.declared.location} describes other operands than when it was planned: "
                 "it depends on something that is not a parameter"
             )
         operands = dsl.fake_operands(kernel)
-        return dsl.compile_for(
-            kernel.target, answer.function, *operands, *answer.values, dsl.environment_stream()
-        )
+        with hardware.answered(constants, _advice(self.declared)):
+            return dsl.compile_for(
+                kernel.target, answer.function, *operands, *answer.values, dsl.environment_stream()
+            )
 
 
-def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
-    """Call the decorated function and check what it returns; None if it has no kernel for these values."""
-    found = declared.function(**values)
+def _advice(declared: DeclaredKernel) -> str:
+    """What to do about a question to ``HardwareInfo`` that the record does not answer."""
+    if declared.device:
+        return "device profiles do not have it; make it a parameter"
+    return (
+        f"declare {declared.name!r} with device=True, and it is answered from the manifest's device profile"
+    )
+
+
+def ask(declared: DeclaredKernel, values: Parameters, constants: Mapping[str, int]) -> Answer | None:
+    """Call the decorated function and check what it returns; None if it has no kernel for these values.
+
+    ``constants`` are the numbers of the device profile that it may ask for.
+    """
+    # A function that does not ask is called where there is no DSL, too.
+    asks = declared.device or hardware.is_imported()
+    with hardware.answered(constants, _advice(declared)) if asks else nullcontext():
+        found = declared.function(**values)
     if found is None:
         return None
     call = declared.call_text(values)
@@ -120,12 +151,13 @@ def ask(declared: DeclaredKernel, values: Parameters) -> Answer | None:
             f"{type(rest[0]).__name__} {rest[0]!r}: a tuple of one value is written (value,)"
         )
     constraints = tuple(operand.constraint() for operand in operands)
-    names = [constraint.name for constraint in constraints]
-    if len(set(names)) != len(names) or not any(constraint.written for constraint in constraints):
-        raise GeneratorError(
-            f"{call}: operands {', '.join(names) or 'none'}: expected different names, and one that is "
-            "written"
-        )
+    names = ", ".join(constraint.name for constraint in constraints) or "none"
+    try:
+        check_operands(constraints)
+    except ValueError as error:
+        raise GeneratorError(f"{call}: operands {names}: {error}") from None
+    if not any(constraint.written for constraint in constraints):
+        raise GeneratorError(f"{call}: operands {names}: expected one that is written")
     return Answer(function, constraints, tuple(rest[0]) if rest else ())
 
 

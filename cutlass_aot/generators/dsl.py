@@ -18,7 +18,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.protocol import CompiledFunction
-from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -44,8 +44,9 @@ def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, in
     operands = tuple(operands)
     for operand in operands:
         for name in operand.extents:
-            if isinstance(name, str) and operand.extents != ANY_SHAPE:
-                divisibilities.setdefault(name, 1)
+            extent = extent_of(name) if isinstance(name, str) else None
+            if extent is not None:
+                divisibilities.setdefault(str(extent), 1 if extent.offset else extent.factor)
         name = operand.extents[operand.contiguous] if operand.extents else ""
         if name in divisibilities:
             divisibilities[name] = math.lcm(divisibilities[name], operand.divisibility)
@@ -64,19 +65,26 @@ def fake_operands(kernel: Kernel) -> list[Any]:
     """One placeholder for each operand, in the order of the call, for ``cute.compile``.
 
     The compiled function then checks what :class:`~.OperandConstraint` says: element type, rank, equal
-    extents under one name, divisibility, the contiguous mode and alignment. Extents are 32-bit. Strides are
+    extents under one name, divisibility, the contiguous mode and alignment. An extent that follows from a
+    named one is another one to it: the launcher compares them. Extents have the operand's width. Strides are
     independent of each other, so that padded and broadcast operands are taken, and 64-bit, so that an offset
     into a large operand does not wrap around; strides of a compact operand are fixed where they follow from
-    fixed extents. Scale factors have one extent of their own, and numbers are passed by value.
+    fixed extents. Scale factors have one extent of their own, and numbers are passed by value. What is
+    None at each call is None here too.
     """
+    wide = {name for operand in kernel.operands if operand.extent_bits == 64 for name in operand.extents}
     extents = {
-        name: cute.sym_int32(divisibility=divisibility, symbol=name)
+        name: (cute.sym_int64 if name in wide else cute.sym_int32)(
+            divisibility=divisibility, symbol=_symbol(name)
+        )
         for name, divisibility in extent_divisibilities(kernel.operands).items()
     }
     return [_fake(operand, extents) for operand in kernel.operands]
 
 
 def _fake(operand: OperandConstraint, extents: dict[str, Any]) -> Any:
+    if operand.is_none:
+        return None
     if operand.is_number:
         return dsl_dtype(operand.dtype)(0)
     if operand.extents == ANY_SHAPE:
@@ -90,6 +98,12 @@ def _fake(operand: OperandConstraint, extents: dict[str, Any]) -> Any:
     )
 
 
+def _symbol(extent: str) -> str:
+    """The name of an extent for the DSL, in one word: ``4 * G + 1`` is ``4_times_G_plus_1``."""
+    words = {"*": "times", "+": "plus", "-": "minus"}
+    return "_".join(words.get(word, word) for word in extent.split())
+
+
 def _strides(operand: OperandConstraint) -> tuple[Any, ...]:
     rank = len(operand.extents)
     contiguous = rank + operand.contiguous
@@ -98,7 +112,7 @@ def _strides(operand: OperandConstraint) -> tuple[Any, ...]:
     # From the innermost mode outwards, as long as the inner extents are fixed.
     for mode in (contiguous, *(mode for mode in reversed(range(rank)) if mode != contiguous)):
         if mode != contiguous:
-            symbol = f"{operand.name}_stride_{operand.extents[mode]}"
+            symbol = f"{operand.name}_stride_{_symbol(str(operand.extents[mode]))}"
             free = cute.sym_int64(divisibility=operand.divisibility, symbol=symbol)
             strides[mode] = free if reach is None else reach
         extent = operand.extents[mode]

@@ -46,6 +46,11 @@ class Problem:
         return " ".join(word for word in words if word)
 
 
+def uses_device(generator: Generator) -> bool:
+    """Whether a generator's kernels depend on the device profile."""
+    return bool(getattr(generator, "uses_device", True))
+
+
 class CompiledFunction(Protocol):
     """What ``cute.compile`` returns with TVM-FFI enabled; only its export is used."""
 
@@ -71,7 +76,9 @@ class Generator(Protocol):
     """Operations it has kernels for."""
 
     modules: tuple[str, ...]
-    """Modules whose source files are part of a kernel's key: change one, and its kernels are rebuilt."""
+    """Modules whose source files are part of a kernel's key: change one, and its kernels are rebuilt.
+
+    An attribute ``distributions`` may name installed distributions whose files all are, too."""
 
     design: Mapping[str, str]
     """Names in a kernel's design that a manifest can filter on, each with one line of explanation."""
@@ -80,7 +87,11 @@ class Generator(Protocol):
         """GPU code targets it can serve."""
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
-        """Every kernel for ``problem`` on ``target``; nothing is compiled. Empty if there is none."""
+        """Every kernel for ``problem`` on ``target``; nothing is compiled. Empty if there is none.
+
+        ``device`` is None if the manifest names no device profile. It has to, unless the generator has an
+        attribute ``uses_device`` that is False.
+        """
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel for its target, taking the stream from the TVM-FFI environment."""

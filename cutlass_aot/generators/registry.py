@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from cutlass_aot.errors import GeneratorError, ManifestError
 from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.distributions import installed
 from cutlass_aot.generators.protocol import Generator
 from cutlass_aot.runtime.declared import DeclaredKernel, declared_kernels
 from cutlass_aot.schema.encoding import digest, encode
@@ -174,6 +175,25 @@ def source_digests(generator: Generator, file_digest: Callable[[Path], str] = _f
     return found
 
 
+def distribution_digests(
+    generator: Generator, file_digest: Callable[[Path], str] = _file_digest
+) -> dict[str, str]:
+    """``DISTRIBUTION/PATH`` to the digest of that file, for all files of a generator's ``distributions``."""
+    found: dict[str, str] = {}
+    for name in distributions_of(generator):
+        distribution = installed(name)
+        if distribution.record is not None:
+            # Not a source itself; it is looked at so that another list of files is noticed.
+            file_digest(distribution.record)
+        found |= {f"{name}/{path}": file_digest(file) for path, file in distribution.files.items()}
+    return found
+
+
+def distributions_of(generator: Generator) -> tuple[str, ...]:
+    """Installed distributions all of whose files a generator's code depends on."""
+    return tuple(getattr(generator, "distributions", ()))
+
+
 def source_of(module: str) -> Path | None:
     """The source file of a module; None if it has none."""
     try:
@@ -202,7 +222,7 @@ def package_folders(modules: Iterable[str]) -> set[str]:
 
 def version_of(generator: Generator, file_digest: Callable[[Path], str] = _file_digest) -> str:
     """A generator's version with the digest of its source files: both are part of a kernel's key."""
-    sources = source_digests(generator, file_digest)
+    sources = source_digests(generator, file_digest) | distribution_digests(generator, file_digest)
     return f"{generator.version}+{digest(encode(sources))[:16]}"
 
 

@@ -27,9 +27,9 @@ _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.AS
 class Manifest:
     """A whole manifest.
 
-    ``version`` follows PEP 440; ``targets`` are as written; ``devices`` maps targets to device profiles;
-    ``plugins`` are modules to import for their generators; ``document``, the parsed TOML, is part of the
-    plan's digest.
+    ``version`` follows PEP 440; ``targets`` are as written; ``devices`` maps each target to its device
+    profile, and is empty if there are none; ``plugins`` are modules to import for their generators;
+    ``document``, the parsed TOML, is part of the plan's digest.
     """
 
     path: Path
@@ -109,7 +109,7 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
         version=version,
         targets=targets,
         hosts=hosts,
-        devices=_devices(bundle, targets) if tables or programs or "device" in bundle else {},
+        devices=_devices(bundle, targets) if programs or "device" in bundle else {},
         plugins=tuple(strings(document, "plugins", "", ())),
         tables=tables,
         programs=programs,

@@ -49,6 +49,8 @@ def kernel(
     params: Mapping[str, Sequence[DesignValue]] | None = None,
     targets: Sequence[str] | None = None,
     modules: Sequence[str] = (),
+    distributions: Sequence[str] = (),
+    device: bool = False,
     version: str = "1",
 ) -> Callable[[Callable[..., Any]], DeclaredKernel]:
     """Declare a kernel of one's own; decorates the function that says how to compile it.
@@ -66,6 +68,10 @@ def kernel(
         targets: GPU code targets it can be built for; all known ones if left out.
         modules: further modules whose source the compiled code depends on, above all the one that the body
             imports.
+        distributions: installed distributions, such as ``"flash-attn-4"``, all of whose files the compiled
+            code depends on.
+        device: whether the code depends on numbers of the GPU that the DSL's ``HardwareInfo`` gives. The
+            manifest's device profile answers it then, and its numbers become part of the kernel's record.
         version: to be raised when equal parameters should give other code although no module changed.
 
     Raises:
@@ -78,7 +84,9 @@ def kernel(
             name=name,
             params={key: tuple(values) for key, values in (params or {}).items()},
             targets=KNOWN_TARGETS if targets is None else tuple(targets),
-            modules=tuple(modules),
+            modules=_names("modules", modules),
+            distributions=_names("distributions", distributions),
+            device=device,
             version=version,
         )
         known = _declared.get(name)
@@ -108,12 +116,16 @@ class DeclaredKernel:
         params: Mapping[str, tuple[DesignValue, ...]],
         targets: tuple[str, ...],
         modules: tuple[str, ...],
+        distributions: tuple[str, ...],
+        device: bool,
         version: str,
     ) -> None:
         self.name = name
         self.params = params
         self.targets = targets
         self.modules = modules
+        self.distributions = distributions
+        self.device = device
         self.version = version
         self.function = function
         self.__doc__ = function.__doc__
@@ -321,6 +333,13 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
             if ordinal >= 0:
                 return ordinal
     raise OperandError("there is no operand on a GPU to launch on")
+
+
+def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Names in a list; a text alone would be taken for a list of its letters."""
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise GeneratorError(f"`{what}`: expected a list of names, got {names!r}")
+    return tuple(names)
 
 
 def _checked(name: str, key: str, value: Any) -> DesignValue:

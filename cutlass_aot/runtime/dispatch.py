@@ -232,7 +232,9 @@ class Dispatcher:
             return
         order = order_for(kernel.group, prepared.query)
         given = [operands[index] for index in order]
-        kernel.launch_on(prepared.ordinal, given, stream, workspace)
+        if not kernel.launch_on(prepared.ordinal, given, stream, workspace):
+            # Each call on operands without elements comes here.
+            return
         # The cache can only launch kernels without a workspace, with operands in the order of the call.
         if not kernel.workspace_bytes and order == tuple(range(len(operands))):
             self._remember(kernel, operands, remembered, prepared.ordinal)

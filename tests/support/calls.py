@@ -100,7 +100,7 @@ def refused_by_launcher(kernel: Kernel) -> Iterator[tuple[str, tuple[object, ...
         "without a batch in one",
         (replace(first, shape=first.shape[1:], strides=first.strides[1:]), *good[1:]),
     )
-    yield "empty", tuple(replace(given, shape=(0, *given.shape[1:])) for given in good)
+    yield "empty", (replace(first, shape=(0, *first.shape[1:])), *good[1:])
     yield "too long", tuple(replace(given, shape=(1 << 31, *given.shape[1:])) for given in good)
     yield "backwards", (replace(first, strides=(-first.strides[0], *first.strides[1:])), *good[1:])
     yield "written twice", (*good[:-1], replace(last, strides=(0, *last.strides[1:])))

@@ -62,7 +62,7 @@ _QUERIES_AT_ONCE = 64
 
 
 ELEMENT_TYPES = tuple(
-    name for name in BY_TORCH.values() if DTYPES[name].torch_packs == 1 and name != "f8e8m0"
+    name for name in BY_TORCH.values() if DTYPES[name].torch_packs == 1 and name not in ("f8e8m0", "i64")
 )
 """Of dense operands: one element each, and no scale factors."""
 

@@ -42,8 +42,9 @@ class Finding:
     """Something undeclared that changes the code, or may.
 
     Attributes:
-        what: ``environment``, ``global``, ``module``, ``order``, ``hash seed``, ``directory`` or ``unknown``.
-        name: of the variable or the module; ``""`` if there is none.
+        what: ``environment``, ``global``, ``module``, ``distribution``, ``order``, ``hash seed``,
+            ``directory`` or ``unknown``.
+        name: of the variable, the module or the distribution; ``""`` if there is none.
         message: the finding in words, with what to do.
     """
 
@@ -171,6 +172,15 @@ def _compared(generator: DeclaredGenerator, tracer: _Tracer) -> list[Finding]:
             "module", module, f"{module} is imported and not among `modules`: an edit of it rebuilds nothing"
         )
         for module in first.modules
+    ]
+    findings += [
+        Finding(
+            "distribution",
+            name,
+            f"distribution {name} is imported, uses the DSL and is not among `distributions`: an edit of it "
+            "rebuilds nothing",
+        )
+        for name in first.distributions
     ]
     # With two values: one may be the kernel's default, which gives the same code as an unset variable.
     turns = [_differences(plain, first, value) for value in ("1", "0")]

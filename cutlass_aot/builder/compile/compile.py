@@ -40,10 +40,10 @@ def enumerate_kernels(
 ) -> list[tuple[Enumeration, Sequence[Kernel]]]:
     """Have workers ask the generators; returns each question with its answer, in the order of the questions.
 
-    ``devices`` maps a target to its device profile.
+    ``devices`` maps a target to its device profile, where the manifest names one.
     """
     jobs = [
-        Job(item.name, Enumerate(item.generator, item.problem, item.target, devices[item.target]))
+        Job(item.name, Enumerate(item.generator, item.problem, item.target, devices.get(item.target)))
         for item in questions
     ]
     answers = ask_generators(pool, jobs, Enumerated)

@@ -191,6 +191,11 @@ class _Bench:
                 if result.machine:
                     raise ToolchainError(result.error)
                 raise ExecutorError(f"its generator {generator.name!r} cannot be looked at: {result.error}")
+            for path, sha256 in result.answer.read.items():
+                if self._files.digest(Path(path)) != sha256:
+                    raise ToolchainError(
+                        f"{path} changed while the generator {generator.name!r} was looked at"
+                    )
             self._versions[generator] = result.answer.version
         return self._versions[generator]
 

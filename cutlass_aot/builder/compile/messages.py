@@ -24,7 +24,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from cutlass_aot.errors import CorruptFile
@@ -92,7 +92,7 @@ class Enumerate:
     generator: GeneratorReference
     problem: Problem
     target: str
-    device: DeviceProfile
+    device: DeviceProfile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,13 @@ class FindVersion:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A generator's version, which contains the digest of its sources."""
+    """A generator's version, which contains the digest of its sources.
+
+    ``read`` are the files of its distributions, with their digests.
+    """
 
     version: str
+    read: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +173,14 @@ class Traced:
         globals: ``module:name`` to the value, as JSON, of every variable that functions of declared modules
             read.
         modules: the kernel's modules that were imported and are not declared.
+        distributions: others whose modules were imported, use the DSL and are not declared.
     """
 
     objects: Mapping[str, str]
     reads: Mapping[str, str]
     globals: Mapping[str, str]
     modules: tuple[str, ...]
+    distributions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,19 @@ from typing import Any, NamedTuple
 import cutlass_aot.kernels
 from cutlass_aot.builder.compile.messages import Trace, Traced
 from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.distributions import installed
 from cutlass_aot.generators.registry import source_of
+from cutlass_aot.programs.describe.distributions import deciding_origin_of
 
 SYMBOL = "traced"
 """Name of the exported function: always the same, since it is part of an object's bytes."""
 
 INSTALLED = ("site-packages", "dist-packages")
 """Folders that packages are installed in."""
+
+_OF_THE_TOOLCHAIN = ("cutlass-aot", "nvidia-cutlass-dsl", "nvidia-cutlass-operators")
+"""Distributions that are part of every key."""
 
 _DATA = (bool, int, float, str)
 _OF_THE_MAPPING = ("os", "_collections_abc", "collections.abc")
@@ -42,6 +48,7 @@ def trace(request: Trace) -> Traced:
         else:
             os.environ[name] = value
     reads: dict[str, str] = {}
+    before = set(sys.modules)
     location = request.generator.location
     home = Home.of(location.partition(":")[0])
     _record_reads(reads, home)
@@ -62,18 +69,43 @@ def trace(request: Trace) -> Traced:
         for name, module in declared.items()
         for variable, value in _variables(module).items()
     }
+    covered = {str(file) for name in generator.distributions for file in installed(name).files.values()}
     modules = sorted(
         name
         for name, module in list(sys.modules.items())
-        if name not in generator.modules and home.has(getattr(module, "__file__", None)) and _has_code(module)
+        if name not in generator.modules
+        and (file := getattr(module, "__file__", None)) not in covered
+        and home.has(file)
+        and _has_code(module)
     )
-    return Traced(objects, reads, variables, tuple(modules))
+    distributions = {
+        origin.name
+        for name, module in list(sys.modules.items())
+        if name not in before
+        and name not in generator.modules
+        and (file := getattr(module, "__file__", None)) not in covered
+        and not home.has(file)
+        and _uses_the_dsl(module)
+        and (origin := deciding_origin_of(module)) is not None
+        and origin.name not in _OF_THE_TOOLCHAIN
+    }
+    return Traced(objects, reads, variables, tuple(modules), tuple(sorted(distributions)))
+
+
+def _uses_the_dsl(module: types.ModuleType) -> bool:
+    """Whether a module has the DSL, or anything of it, among its variables."""
+    for value in list(vars(module).values()):
+        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(home, str) and home.partition(".")[0] == "cutlass":
+            return True
+    return False
 
 
 def _object(generator: DeclaredGenerator, values: Mapping[str, Any], target: str) -> str:
     """Digest of a kernel's record and its object; if it cannot be compiled, a text that says so."""
     try:
-        kernel = generator.kernel(values, target)
+        # Any numbers would do: they are the same in each trace.
+        kernel = generator.kernel(values, target, load_profile("h200"))
         if kernel is None:
             return "no kernel"
         compiled = generator.compile(kernel)

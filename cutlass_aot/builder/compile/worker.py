@@ -12,13 +12,14 @@ import time
 import traceback
 from functools import lru_cache
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.audit import audit, inspect_object
 from cutlass_aot.builder.compile.export import export
 from cutlass_aot.builder.compile.messages import Answer, Reply, Request
 from cutlass_aot.builder.compile.trace import trace
+from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference, version_of
 from cutlass_aot.schema.encoding import digest
@@ -92,7 +93,9 @@ def _answer(request: Request) -> Answer:
     generator = _loaded(request.generator)
     match request:
         case messages.Enumerate():
-            kernels = tuple(generator.enumerate(request.problem, request.target, request.device))
+            # The plan has refused None for a generator that uses it.
+            device = cast(DeviceProfile, request.device)
+            kernels = tuple(generator.enumerate(request.problem, request.target, device))
             return messages.Enumerated(kernels, tuple(sorted(generator.design)))
         case messages.Rank():
             if not isinstance(generator, Ranker):
@@ -104,8 +107,13 @@ def _answer(request: Request) -> Answer:
         case messages.Compile():
             return _compile(generator, request.kernel, Path(request.object))
         case messages.FindVersion():
-            digests = {Path(path): sha256 for path, sha256 in request.digests.items()}
-            return messages.Version(version_of(generator, digests.__getitem__))
+            read: dict[str, str] = {}
+
+            def file_digest(path: Path) -> str:
+                known = request.digests.get(str(path))
+                return known or read.setdefault(str(path), digest(path.read_bytes()))
+
+            return messages.Version(version_of(generator, file_digest), read)
 
 
 def _compile(generator: Generator, kernel: Kernel, path: Path) -> Artifact:

@@ -21,7 +21,14 @@ from cutlass_aot.builder.records import Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler, own_sources
 from cutlass_aot.errors import CorruptFile, ManifestError
 from cutlass_aot.generators.device_profiles import DeviceProfile, load_profile
-from cutlass_aot.generators.registry import package_folders, source_digests, source_of
+from cutlass_aot.generators.distributions import installed
+from cutlass_aot.generators.registry import (
+    distribution_digests,
+    distributions_of,
+    package_folders,
+    source_digests,
+    source_of,
+)
 from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.schema.codec import codec_of, from_plain, to_plain
 from cutlass_aot.schema.encoding import digest, encode
@@ -110,6 +117,10 @@ class Inputs:
                         f"module {module}": sha256
                         for module, sha256 in source_digests(generator, self.files.digest).items()
                     },
+                    **{
+                        f"file {file}": sha256
+                        for file, sha256 in distribution_digests(generator, self.files.digest).items()
+                    },
                 }.items()
             },
             "the compiler": self.tools.compiler.identity,
@@ -124,9 +135,12 @@ class Inputs:
 
     @property
     def packages(self) -> set[str]:
-        """Folders of the generators' and plugins' modules, and those of this package."""
+        """Folders of the generators' modules and distributions, of plugins, and of this package."""
         own = Path(cutlass_aot.__file__).parent
         folders = {str(path.parent) for path in own.rglob("*.py")}
+        for generator in self.tools.sources.instances.values():
+            for name in distributions_of(generator):
+                folders |= installed(name).folders
         return folders | package_folders({*self.tools.modules, *self.manifest.plugins})
 
     def _plugin(self, module: str) -> str:

@@ -7,7 +7,7 @@
  *     choose(operand..., launch)  remembers launch for operands like these; returns how many it remembers
  *
  * Like operands have the same element types, extents, strides and devices, and addresses that are equal modulo alignment; numbers
- * are alike if they are of one type.
+ * are alike if they are of one type, and None is like None.
  *
  * Nothing here takes a lock: remembered choices are published once and never change or move until the cache itself goes, so
  * that threads do not wait for each other and a forked child finds no lock held. Two threads that remember the same at once
@@ -53,14 +53,15 @@ static int make_key(const struct dispatch_cache *cache, const TVMFFIAny *argumen
   if (count < 1 || count > MAX_OPERANDS) return 0;
   for (int position = 0; position < count; position++) {
     const DLTensor *tensor = tensor_of(&arguments[position]);
-    if (!tensor && (arguments[position].type_index == kTVMFFIInt || arguments[position].type_index == kTVMFFIFloat)) {
-      key->word[words++] = ~(int64_t)arguments[position].type_index; /* a number, whatever its value */
+    int32_t type = arguments[position].type_index;
+    if (!tensor && (type == kTVMFFIInt || type == kTVMFFIFloat || type == kTVMFFINone)) {
+      key->word[words++] = ~(int64_t)type; /* a number, whatever its value */
       continue;
     }
     if (!tensor || tensor->ndim < 0 || tensor->ndim > MAX_RANK || !tensor->strides) return 0;
-    uint64_t type = (uint64_t)tensor->dtype.code << 24 | (uint64_t)tensor->dtype.bits << 16 | tensor->dtype.lanes;
+    uint64_t dtype = (uint64_t)tensor->dtype.code << 24 | (uint64_t)tensor->dtype.bits << 16 | tensor->dtype.lanes;
     uint64_t address = (uint64_t)(uintptr_t)tensor->data + tensor->byte_offset;
-    key->word[words++] = (int64_t)(type << 32 | (uint32_t)tensor->ndim);
+    key->word[words++] = (int64_t)(dtype << 32 | (uint32_t)tensor->ndim);
     key->word[words++] = (int64_t)((uint64_t)tensor->device.device_type << 32 | (uint32_t)tensor->device.device_id);
     key->word[words++] = (int64_t)(address % (uint64_t)cache->alignment);
     size_t bytes = sizeof(int64_t) * (size_t)tensor->ndim;

@@ -2,13 +2,15 @@
  *
  * What stands between a caller's operands and compiled kernels, in native code: a function for TVM-FFI.
  *
- *     cutlass_aot_launcher(kernel, {rank, contiguous, divisibility, bits, code, flags, of, along, block} of each operand...) -> launch
- *     launch(operand..., [more...])
+ *     cutlass_aot_launcher(kernel, {rank, contiguous, divisibility, bits, code, flags, of, along, block} of each operand...,
+ *                          {-1, operand, mode, factor, offset, operand, mode, factor, offset} of each relation...) -> launch
+ *     launch(operand..., [more...]) -> None, or false where nothing that the kernel writes has any elements: it is not called then, and
+ *                                      nothing is checked
  *
  * launch gives the operands to the kernel, whose address (of a TVMFFISafeCallType) it was made with. Of operands that have a batch
  * (flag BATCH) it accepts a tensor without it as a batch of one; it gives modes of extent 1 the stride that compiled code expects of
  * them, and extents and strides in elements where an element of the tensor packs two of four bits. It checks what compiled code does
- * not: the batch in all operands that have one or in none, extents within 32 bits and not empty, strides neither negative nor beyond
+ * not: the batch in all operands that have one or in none, extents within 32 bits (unless WIDE) and not empty, strides neither negative nor beyond
  * what a TMA descriptor holds, none of 0 in what is written (WRITTEN), none but those of a compact tensor (COMPACT), and integers
  * with a sign or without (code, of DLPack), which are alike to compiled code. Everything else compiled code checks. Modes count from
  * the end: contiguous is 1 for row-major, 2 for column-major; bits are those of an element, divisibility is in elements; an operand of
@@ -17,6 +19,8 @@
  * Scale factors (SCALE) are compact tensors of any shape, given to the kernel as one of rank 1. There is one for each `block` elements
  * of operand number `of` along its mode `along`; TILED where they lie in tiles of 128 rows by 4 factors
  * (cutlass_aot/schema/kernels/constraints.py, Scale): their number is checked.
+ *
+ * A relation says of two extents, each given by operand number and mode, that both are factor * X + offset for one X.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,15 +30,25 @@
 
 #define MAX_ARGUMENTS 24
 #define INTEGERS_OF_AN_OPERAND 9
-enum { WRITTEN = 1, BATCH = 2, COMPACT = 4, SCALE = 8, TILED = 16 };
+#define MAX_RELATIONS 16
+enum { WRITTEN = 1, BATCH = 2, COMPACT = 4, SCALE = 8, TILED = 16, WIDE = 32 };
 
 struct operand {
   int64_t rank, contiguous, divisibility, bits, code, flags, of, along, block;
 };
 
+struct place {
+  int64_t operand, mode, factor, offset;
+};
+
+struct relation {
+  struct place extent, base;
+};
+
 struct launcher {
   TVMFFISafeCallType kernel;
-  int count;
+  int count, relation_count;
+  struct relation relations[MAX_RELATIONS];
   struct operand operands[];
 };
 
@@ -59,7 +73,8 @@ static int check_sign(const struct operand *operand, int position, const DLTenso
 }
 
 static int check_mode(const struct operand *operand, int position, int64_t extent, int64_t stride) {
-  if (extent < 1 || extent > MAX_EXTENT) return refuse_operand(position, "expected extents from 1 to 2^31 - 1", extent);
+  if (extent < 1 || (extent > MAX_EXTENT && !(operand->flags & WIDE)))
+    return refuse_operand(position, "expected extents from 1 to 2^31 - 1", extent);
   if (extent == 1) return 0;
   if (stride < 0 || (stride == 0 && operand->flags & WRITTEN)) return refuse_operand(position, "expected positive strides", stride);
   if (stride > MAX_STRIDE_BYTES * 8 / operand->bits)
@@ -176,6 +191,52 @@ static int flatten(const struct launcher *launcher, int position, const DLTensor
   return 1;
 }
 
+/* The extent at a place, in elements. 1 if there is one, 0 if compiled code will refuse the operand. */
+static int extent_at(const struct launcher *launcher, const struct place *place, const TVMFFIAny *arguments, int64_t *extent) {
+  const struct operand *operand = &launcher->operands[place->operand];
+  const DLTensor *tensor = tensor_of(&arguments[place->operand]);
+  if (!tensor || (tensor->ndim != operand->rank && !(operand->flags & BATCH && tensor->ndim == operand->rank - 1))) return 0;
+  *extent = place->mode > tensor->ndim ? 1 : tensor->shape[tensor->ndim - place->mode];
+  if (place->mode == operand->contiguous && tensor->dtype.lanes == 2 && operand->bits == 4) *extent *= 2;
+  return 1;
+}
+
+/* The X of a relation, -1 if there is none for this extent. */
+static int64_t named_extent(const struct place *place, int64_t extent) {
+  int64_t rest;
+  if (__builtin_sub_overflow(extent, place->offset, &rest) || rest < 0 || rest % place->factor) return -1;
+  return rest / place->factor;
+}
+
+static int check_relations(const struct launcher *launcher, const TVMFFIAny *arguments) {
+  for (int index = 0; index < launcher->relation_count; index++) {
+    const struct relation *relation = &launcher->relations[index];
+    int64_t extent, base;
+    if (!extent_at(launcher, &relation->extent, arguments, &extent) || !extent_at(launcher, &relation->base, arguments, &base)) continue;
+    int64_t named = named_extent(&relation->extent, extent);
+    if (named >= 0 && named == named_extent(&relation->base, base)) continue;
+    char text[160];
+    snprintf(text, sizeof text, "argument #%d: expected an extent in its declared relation to the %lld of argument #%d, got %lld",
+             (int)relation->extent.operand, (long long)base, (int)relation->base.operand, (long long)extent);
+    return refuse("ValueError", text);
+  }
+  return 0;
+}
+
+/* Whether there are operands that are written (WRITTEN), and none of them has an element. */
+static int writes_nothing(const struct launcher *launcher, const TVMFFIAny *arguments) {
+  int written = 0;
+  for (int position = 0; position < launcher->count; position++) {
+    if (!(launcher->operands[position].flags & WRITTEN)) continue;
+    const DLTensor *tensor = tensor_of(&arguments[position]);
+    int empty = 0;
+    for (int mode = 0; tensor && mode < tensor->ndim; mode++) empty |= tensor->shape[mode] == 0;
+    if (!empty) return 0;
+    written = 1;
+  }
+  return written;
+}
+
 static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   const struct launcher *launcher = self;
   TVMFFIAny given[MAX_ARGUMENTS];
@@ -185,6 +246,10 @@ static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
     char text[96];
     snprintf(text, sizeof text, "expected %d operands, got %d", launcher->count, (int)count);
     return refuse("TypeError", text);
+  }
+  if (writes_nothing(launcher, arguments)) {
+    return_false(result);
+    return 0;
   }
   memcpy(given, arguments, sizeof *arguments * (size_t)count);
   for (int position = 0; position < launcher->count; position++) {
@@ -206,7 +271,13 @@ static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
     given[position].zero_padding = 0;
     given[position].v_ptr = &views[position].tensor;
   }
+  if (check_relations(launcher, arguments)) return -1;
   return launcher->kernel(NULL, given, count, result);
+}
+
+static int place_possible(const struct place *place, const struct operand *operands, int count) {
+  return place->operand >= 0 && place->operand < count && place->mode >= 1 && place->mode <= operands[place->operand].rank &&
+         place->factor >= 1 && place->factor <= MAX_EXTENT && place->offset >= -MAX_EXTENT && place->offset <= MAX_EXTENT;
 }
 
 static int possible(const struct operand *operand, int operands) {
@@ -219,15 +290,18 @@ static int possible(const struct operand *operand, int operands) {
 
 EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   (void)self;
-  int operands = (count - 1) / INTEGERS_OF_AN_OPERAND;
-  if (operands < 1 || operands > MAX_OPERANDS || count != 1 + operands * INTEGERS_OF_AN_OPERAND)
-    return refuse("TypeError", "expected the address of a kernel, and nine integers for each of 1 to 16 operands");
+  int operands = (count - 1) / INTEGERS_OF_AN_OPERAND, relations = 0;
+  if (count != 1 + operands * INTEGERS_OF_AN_OPERAND) operands = 0;
   for (int position = 0; position < count; position++)
     if (arguments[position].type_index != kTVMFFIInt) return refuse("TypeError", "expected integers");
+  while (operands && arguments[1 + (operands - 1) * INTEGERS_OF_AN_OPERAND].v_int64 == -1) operands--, relations++;
+  if (operands < 1 || operands > MAX_OPERANDS || relations > MAX_RELATIONS)
+    return refuse("TypeError", "expected the address of a kernel, and nine integers for each of 1 to 16 operands and up to 16 relations");
   struct launcher *made = malloc(sizeof *made + (size_t)operands * sizeof *made->operands);
   if (!made) return refuse("MemoryError", "out of memory");
   made->kernel = (TVMFFISafeCallType)(uintptr_t)arguments[0].v_int64;
   made->count = operands;
+  made->relation_count = relations;
   for (int position = 0; position < operands; position++) {
     const TVMFFIAny *given = &arguments[1 + position * INTEGERS_OF_AN_OPERAND];
     struct operand operand = {given[0].v_int64, given[1].v_int64, given[2].v_int64, given[3].v_int64,
@@ -237,6 +311,16 @@ EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments
       return refuse("ValueError", "impossible operand, or no kernel");
     }
     made->operands[position] = operand;
+  }
+  for (int index = 0; index < relations; index++) {
+    const TVMFFIAny *given = &arguments[2 + (operands + index) * INTEGERS_OF_AN_OPERAND];
+    struct relation relation = {{given[0].v_int64, given[1].v_int64, given[2].v_int64, given[3].v_int64},
+                                {given[4].v_int64, given[5].v_int64, given[6].v_int64, given[7].v_int64}};
+    if (!place_possible(&relation.extent, made->operands, operands) || !place_possible(&relation.base, made->operands, operands)) {
+      free(made);
+      return refuse("ValueError", "impossible relation");
+    }
+    made->relations[index] = relation;
   }
   TVMFFIObjectHandle function = NULL;
   if (TVMFFIFunctionCreate(made, launch, free, &function)) {

@@ -7,12 +7,12 @@
  *     cutlass_aot_python_assign(object, function)                             0, or -1 with a Python error
  *
  * The object calls the function of TVM-FFI at address (a TVMFFISafeCallType), or, while that is 0, none; from assign on it calls
- * what function calls, an object of this kind or one of tvm_ffi. It takes tensors, floats, integers, bytes and objects that give
+ * what function calls, an object of this kind or one of tvm_ffi. It takes tensors, floats, integers, bytes, None and objects that give
  * their object of TVM-FFI by __chandle__(), and returns None, a bool, an integer, or a function as an object like itself. Native
  * code runs without the interpreter's lock, on the current stream of the first tensor's framework, or on the one that the
  * keyword argument `stream`, a cudaStream_t as an integer, names.
  *
- * With a fallback, which is not None, it takes tensors and floats alone. It calls fallback(*arguments, **named) where there are
+ * With a fallback, which is not None, it takes tensors, floats and None alone. It calls fallback(*arguments, **named) where there are
  * other arguments, or tensors that autograd would have to follow, or no function, or where the function returns false. Where the
  * function raises, it calls failed(error, arguments), which raises what the caller is to see.
  *
@@ -32,7 +32,7 @@
 
 #include "arguments.h"
 
-#define MAX_ARGUMENTS 160
+#define MAX_ARGUMENTS 320
 #define MAX_TENSORS 24
 #define MAX_CLASSES 8
 
@@ -265,6 +265,11 @@ static int take(const struct native_function *self, struct arguments *arguments,
   if (argument->type == python.PyFloat_Type) {
     given->type_index = kTVMFFIFloat;
     given->v_float64 = python.PyFloat_AsDouble(argument);
+    return 0;
+  }
+  if (argument == python._Py_NoneStruct) {
+    given->type_index = kTVMFFINone;
+    given->v_int64 = 0;
     return 0;
   }
   if (!self->fallback) {

@@ -9,7 +9,8 @@ from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_o
 from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
-from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.device_profiles import builtin_profiles
+from cutlass_aot.generators.protocol import Generator, Problem, uses_device
 from cutlass_aot.generators.registry import find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
 from cutlass_aot.manifest.kernels import TABLE_KEYS, KernelTable
@@ -35,7 +36,14 @@ def load_sources(manifest: Manifest, files: Files | None = None) -> Sources:
         import_plugin(module)
     sources = find_sources({table.generator for table in manifest.tables}, files)
     for table in manifest.tables:
-        _check_table(table, sources.instances[table.generator])
+        generator = sources.instances[table.generator]
+        _check_table(table, generator)
+        if uses_device(generator) and not manifest.devices:
+            raise ManifestError(
+                f"bundle.device: missing; {table.where} compiles numbers of a GPU in (generator "
+                f"{generator.name!r}): name its device profile, one of {', '.join(builtin_profiles())}, or "
+                "the path of a .toml file"
+            )
     for index, row in enumerate(manifest.known_bad):
         generator = find(row.generator).load()
         _check_filters(row.design, generator, f"known_bad[{index}].design", ())

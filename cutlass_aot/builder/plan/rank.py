@@ -66,6 +66,10 @@ def find_model(manifest: Manifest, sources: Sources, devices: Mapping[str, Devic
         if not names:
             raise ManifestError("select.heuristics: no generator of the manifest can rank its kernels")
         raise ManifestError(unknown("select.heuristics", settings.heuristics, names))
+    if not devices:
+        raise ManifestError(
+            "bundle.device: missing, and select.heuristics ranks kernels for a GPU: name its profile"
+        )
     known = {gpu: title for heuristic in found.values() for gpu, title in heuristic.gpus.items()}
     gpus, warnings = {}, []
     for target in manifest.targets:

@@ -36,6 +36,7 @@ class CutlassOperators:
         "cutlass_aot.generators.cutlass_operators.worker",
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.gemm",
+        "cutlass_aot.generators.hardware",
         "cutlass_aot.schema.kernels.epilogue",
         "cutlass_aot.schema.kernels.formula",
     )

@@ -16,8 +16,7 @@ import cutlass.operators
 import cutlass.utils
 import torch
 
-from cutlass_aot.errors import CompileError
-from cutlass_aot.generators import dsl
+from cutlass_aot.generators import dsl, hardware
 from cutlass_aot.generators.cutlass_operators import (
     block_scaled,
     catalogue,
@@ -122,24 +121,11 @@ def _answers_from(constants: dict[str, int]) -> Iterator[None]:
     of their own for the stream; ours takes the caller's current stream in native code.
     """
 
-    class HardwareFromConstants:
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
-
-        def get_max_active_clusters(self, cluster_size: int, *_: object, **__: object) -> int:
-            name = f"max_active_clusters_{cluster_size}"
-            if constants.get(name, 0) < 1:
-                raise CompileError(
-                    f"the kernel asks for {name}, which its record lacks: the device profile was not "
-                    "applied when it was enumerated"
-                )
-            return constants[name]
-
     runtime = cutlass.cute.runtime
-    saved = cutlass.utils.HardwareInfo, runtime.make_fake_stream
-    cutlass.utils.HardwareInfo = HardwareFromConstants
-    runtime.make_fake_stream = lambda *_, **__: saved[1](use_tvm_ffi_env_stream=True)
+    saved = runtime.make_fake_stream
+    runtime.make_fake_stream = lambda *_, **__: saved(use_tvm_ffi_env_stream=True)
     try:
-        yield
+        with hardware.answered(constants, "the device profile was not applied when it was enumerated"):
+            yield
     finally:
-        cutlass.utils.HardwareInfo, runtime.make_fake_stream = saved
+        runtime.make_fake_stream = saved

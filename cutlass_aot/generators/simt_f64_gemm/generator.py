@@ -29,6 +29,7 @@ class SimtF64Gemm:
     name = "simt_f64_gemm"
     version = "1"
     operations = ("gemm",)
+    uses_device = False
     modules = (
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.gemm",

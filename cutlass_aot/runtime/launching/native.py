@@ -21,7 +21,7 @@ _ASSIGN = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.py_object)
 
 
 def function(launcher: Library, symbol: str) -> Any:
-    """A function that the launcher exports. It takes tensors, numbers, bytes and functions.
+    """A function that the launcher exports. It takes tensors, numbers, None, bytes and functions.
 
     Of tensors it takes torch's and ``tvm_ffi.Tensor``, and runs on torch's current stream if there is one of
     torch's.
@@ -47,8 +47,8 @@ def with_fallback(
 def assign(launcher: Library, made: Any, function: Any) -> None:
     """Have a result of :func:`with_fallback` call a native function wherever that can take the arguments.
 
-    It can where all are torch tensors or floats, none by name, and autograd need not follow any. Where the
-    function returns False, the fallback is called.
+    It can where all are torch tensors, floats or None, no argument is given by name, and autograd need not
+    follow any. Where the function returns False, the fallback is called.
     """
     if _supported():
         _ASSIGN(launcher.raw_address("cutlass_aot_python_assign"))(made, function)

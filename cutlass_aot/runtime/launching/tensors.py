@@ -11,7 +11,7 @@ from typing import Any
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.kernels.dtypes import BY_DLPACK, BY_TORCH, DTYPES
-from cutlass_aot.schema.kernels.operands import MAX_EXTENT, OperandDescription, read_as
+from cutlass_aot.schema.kernels.operands import MAX_EXTENT, NOTHING, OperandDescription, read_as
 
 CUDA_DEVICES = (2, 13)
 """DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
@@ -71,11 +71,11 @@ def view_as(tensor: Any, dtype: str) -> View:
 
 
 def describe_operand(operand: Any) -> OperandDescription:
-    """Describe a torch tensor, any other object of the DLPack protocol, a number, or a description (itself).
+    """Describe a torch tensor, an object of the DLPack protocol, a number, None, or a description (itself).
 
     A torch tensor on the ``meta`` device is described as being on no device. A whole number counts as
-    ``i32``, any other as ``f32``. Nothing is copied, synchronised or imported, except tvm_ffi for objects
-    other than torch tensors, numbers and descriptions.
+    ``i32``, or ``i64`` if it needs more bits, any other as ``f32``. Nothing is copied, synchronised or
+    imported, except tvm_ffi for objects other than torch tensors, numbers and descriptions.
     """
     if isinstance(operand, OperandDescription):
         return operand
@@ -85,6 +85,8 @@ def describe_operand(operand: Any) -> OperandDescription:
         return _describe_torch(operand)
     if isinstance(operand, (int, float)):
         return _describe_number(operand)
+    if operand is None:
+        return NOTHING
     tensor = to_ffi(operand)
     device_type, ordinal = tensor.__dlpack_device__()
     name = BY_DLPACK.get((tensor.dtype.type_code, tensor.dtype.bits))
@@ -96,12 +98,15 @@ def describe_operand(operand: Any) -> OperandDescription:
     )
 
 
-def _describe_number(number: float) -> OperandDescription:
+def _describe_number(number: int | float) -> OperandDescription:
     if isinstance(number, bool):
         raise OperandError(f"expected a tensor or a number, got {number}")
-    if isinstance(number, int) and not -MAX_EXTENT - 1 <= number <= MAX_EXTENT:
-        raise OperandError(f"expected a whole number of 32 bits, or a float, got {number}")
-    return OperandDescription("i32" if isinstance(number, int) else "f32", (), (), is_number=True)
+    if not isinstance(number, int):
+        return OperandDescription("f32", (), (), is_number=True)
+    if not -(2**63) <= number < 2**63:
+        raise OperandError(f"expected a whole number of 64 bits, or a float, got {number}")
+    narrow = -MAX_EXTENT - 1 <= number <= MAX_EXTENT
+    return OperandDescription("i32" if narrow else "i64", (), (), is_number=True)
 
 
 def _unpacked(
@@ -157,7 +162,7 @@ def is_cupy(operand: Any) -> bool:
 
 
 def to_ffi(operand: Any, stream: int | None = None) -> Any:
-    """A ``tvm_ffi.Tensor`` over the operand's memory; a number as an int or a float.
+    """A ``tvm_ffi.Tensor`` over the operand's memory; a number as an int or a float; None as itself.
 
     ``stream`` is the stream that the memory will be used on, so that the producer can order its own work
     before it; None if the memory is not read, or the caller uses the producer's current stream.
@@ -165,6 +170,8 @@ def to_ffi(operand: Any, stream: int | None = None) -> Any:
     if isinstance(operand, (int, float)):
         # Native code takes exactly these classes: NumPy's f64, for one, is a float of another one.
         return int(operand) if isinstance(operand, int) else float(operand)
+    if operand is None:
+        return None
     import tvm_ffi
 
     if isinstance(operand, tvm_ffi.Tensor):

@@ -16,7 +16,12 @@ from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.runtime.selection.tiers import Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry, RankingReference
 from cutlass_aot.schema.bundles.group_index import GroupIndex, LaunchFacts, group_from_bytes
-from cutlass_aot.schema.kernels.constraints import SWIZZLE_32X4X4, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import (
+    SWIZZLE_32X4X4,
+    Extent,
+    OperandConstraint,
+    extent_of,
+)
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.tiling import Traffic
 from cutlass_aot.schema.tuning.ranking import Ranking, holds_for
@@ -24,8 +29,9 @@ from cutlass_aot.schema.tuning.ranking import Ranking, holds_for
 if TYPE_CHECKING:
     from cutlass_aot.schema.requests.request_index import RequestIndex
 
-# Flags of an operand in builder/native/launcher.c.
-_WRITTEN, _BATCH, _COMPACT, _SCALE, _TILED = 1, 2, 4, 8, 16
+# Flags of an operand in builder/native/launcher.c, and what stands in place of a rank in a relation.
+_WRITTEN, _BATCH, _COMPACT, _SCALE, _TILED, _WIDE = 1, 2, 4, 8, 16, 32
+_RELATION = -1
 
 
 class Group:
@@ -164,11 +170,18 @@ class Group:
 
 
 def launcher_numbers(operands: Sequence[OperandConstraint]) -> list[int]:
-    """The requirements on each operand in turn, as numbers in the format of ``builder/native/launcher.c``."""
+    """The requirements on the operands, as numbers in the format of ``builder/native/launcher.c``.
+
+    Those of each operand in turn, then the relations between extents.
+    """
     places = {operand.name: index for index, operand in enumerate(operands)}
     numbers = []
     for operand in operands:
+        if operand.is_none:
+            numbers += [0] * 3 + [1] + [0] * 5
+            continue
         flags = _WRITTEN * operand.written | _BATCH * operand.has_batch | _COMPACT * operand.compact
+        flags |= _WIDE * (operand.extent_bits == 64)
         of = along = block = 0
         if operand.scale is not None:
             scaled = operands[places[operand.scale.of]]
@@ -186,4 +199,25 @@ def launcher_numbers(operands: Sequence[OperandConstraint]) -> list[int]:
             along,
             block,
         ]
+    return [*numbers, *_relations(operands)]
+
+
+def _relations(operands: Sequence[OperandConstraint]) -> list[int]:
+    """Each extent that follows from a named one, beside an extent that tells the named one.
+
+    That is the named extent itself, or, where no operand has it, the first that follows from it. Extents that
+    are written alike are for compiled code to compare.
+    """
+    found: dict[str, dict[Extent, tuple[int, int, int, int]]] = {}
+    for position, operand in enumerate(operands):
+        for mode, text in enumerate(operand.extents):
+            extent = extent_of(text) if isinstance(text, str) else None
+            if extent is not None:
+                place = (position, len(operand.extents) - mode, extent.factor, extent.offset)
+                found.setdefault(extent.name, {}).setdefault(extent, place)
+    numbers: list[int] = []
+    for name, places in found.items():
+        base = places.pop(Extent(1, name, 0), None) or next(iter(places.values()))
+        for place in places.values():
+            numbers += [_RELATION, *place, *base]
     return numbers

@@ -15,7 +15,7 @@ from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.design import DesignValue
-from cutlass_aot.schema.kernels.operands import OperandDescription, Verdict, supports
+from cutlass_aot.schema.kernels.operands import OperandDescription, Verdict, supports, writes_nothing
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -114,8 +114,8 @@ class KernelHandle:
     def launch(self) -> Launch:
         """Launch it: ``launch(*operands, stream=None, workspace=None)``.
 
-        Returns as soon as the work is queued. Repeated calls on torch tensors go to native code without
-        running any Python code in between.
+        Returns as soon as the work is queued. Nothing is launched where what it writes has no elements.
+        Repeated calls on torch tensors go to native code without running any Python code in between.
 
         Args:
             operands: torch tensors or DLPack objects in the order of the call: a, b, out; without a batch or
@@ -161,20 +161,27 @@ class KernelHandle:
             raise self.failure(error, taken) from error
         self.launch_on(device, taken, stream, workspace)
 
-    def launch_on(self, device: int, operands: Sequence[Any], stream: Any, workspace: Any) -> None:
-        """Launch it on operands of a known CUDA device ordinal which need no gradient; see :attr:`launch`."""
+    def launch_on(self, device: int, operands: Sequence[Any], stream: Any, workspace: Any) -> bool:
+        """Launch it on operands of a known CUDA device ordinal which need no gradient; see :attr:`launch`.
+
+        False if nothing was launched, because nothing that it writes has any elements.
+        """
         try:
             arguments = list(operands)
-            if self.workspace_bytes:
+            if self.workspace_bytes and not self._has_nothing_to_do(operands):
                 given = workspace_for(self.workspace_bytes, self.name, operands, device, workspace, stream)
                 arguments.append(given)
-            call(self.native_function(device), arguments, device, stream)
+            launched = call(self.native_function(device), arguments, device, stream) is None
+            if not launched and not (verdict := self.supports(*operands)):
+                # Native code checks operands only where it has something to do.
+                raise OperandError(f"kernel {self.name}: {verdict.reason}")
         except Exception as error:
             raise self.failure(error, operands) from error
         launcher = self._group.launcher
         if not self._assigned and launcher is not None and not self.workspace_bytes:
             native.assign(launcher, self.launch, self._function)
             self._assigned = True
+        return launched
 
     def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
         if not isinstance(error, Exception):
@@ -201,6 +208,12 @@ class KernelHandle:
         ``device`` and errors are those of :meth:`native_function`.
         """
         return self._group.compiled(self._position, device)
+
+    def _has_nothing_to_do(self, operands: Sequence[Any]) -> bool:
+        constraints = self.group.operands
+        if len(operands) != len(constraints):
+            return False
+        return writes_nothing(constraints, [describe_operand(operand) for operand in operands])
 
     def _device(self, operands: Sequence[Any]) -> int:
         """The CUDA device of the first operand that is on one; native code checks all of them."""

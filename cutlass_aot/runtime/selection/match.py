@@ -10,7 +10,7 @@ from cutlass_aot.errors import OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
-from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports
+from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports, told
 from cutlass_aot.schema.tuning.ranking import Extents
 
 if TYPE_CHECKING:
@@ -179,17 +179,17 @@ def _output(group: GroupEntry, query: Query) -> OperandDescription:
 
 
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
-    """Layout words that fit the operands: where an extent is 1, an operand has more than one layout."""
+    """Layout words that fit the operands: where an extent is 1, an operand has more than one layout.
+
+    So has one without elements whose strides fit none.
+    """
     letters = []
     for operand in operands:
-        letters.append(
-            [
-                letter
-                for mode, letter in LAYOUT_LETTERS.items()
-                if 0 < -mode <= len(operand.shape)
-                and (operand.strides[mode] == 1 or operand.shape[mode] == 1)
-            ]
-        )
+        modes = [mode for mode in LAYOUT_LETTERS if 0 < -mode <= len(operand.shape)]
+        fitting = [mode for mode in modes if operand.strides[mode] == 1 or operand.shape[mode] == 1]
+        if not fitting and 0 in operand.shape:
+            fitting = modes
+        letters.append([LAYOUT_LETTERS[mode] for mode in fitting])
     return map("".join, product(*letters))
 
 
@@ -209,14 +209,18 @@ def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
 
 
 def problem_extents(group: GroupEntry, query: Query) -> Extents:
-    """Extents of the problem by their names in the group's constraints; 1 for a name that does not occur."""
-    extents: dict[str | int, int] = {}
+    """Extents of the problem by their names in the group's constraints; 1 for a name that does not occur.
+
+    Those of 0 count as 1: no kernel is launched then, and any may be chosen.
+    """
+    extents: dict[str, int] = {}
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
             names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
-            extents.update(zip(names, operand.shape, strict=True))
-    return Extents(extents.get("L", 1), extents.get("M", 1), extents.get("N", 1), extents.get("K", 1))
+            pairs = zip(names, operand.shape, strict=True)
+            extents.update(told(name, extent) for name, extent in pairs if isinstance(name, str))
+    return Extents(*(max(extents.get(name, 1), 1) for name in "LMNK"))
 
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import ManifestError, OperandError
 from cutlass_aot.runtime.launching.tensors import View
 from cutlass_aot.schema.kernels.design import NO_VALUES, DesignValue, Values, is_value
-from cutlass_aot.schema.kernels.operands import OperandDescription
+from cutlass_aot.schema.kernels.operands import OperandDescription, in_words
 
 Parameters = Mapping[str, DesignValue]
 """What an operation leaves open, by name."""
@@ -64,7 +64,7 @@ class Query(NamedTuple):
     def __str__(self) -> str:
         unnamed = len(self.operands) - len(self.names)
         operands = ", ".join(
-            (f"{self.names[index - unnamed]} = " if index >= unnamed else "") + _in_words(operand)
+            (f"{self.names[index - unnamed]} = " if index >= unnamed else "") + in_words(operand)
             for index, operand in enumerate(self.operands)
         )
         epilogue = f", epilogue {self.epilogue!r}" if self.epilogue else ""
@@ -73,12 +73,6 @@ class Query(NamedTuple):
             f"{self.operation} on {operands}; accumulator {self.accumulator or 'any'}{epilogue}{parameters}; "
             f"{self.where}"
         )
-
-
-def _in_words(operand: OperandDescription) -> str:
-    if operand.is_number:
-        return f"a number ({operand.dtype})"
-    return f"{operand.dtype} {operand.shape} with strides {operand.strides}"
 
 
 class Computation(NamedTuple):

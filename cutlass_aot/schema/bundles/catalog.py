@@ -43,7 +43,7 @@ from cutlass_aot.schema.kernels.constraints import Operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 10
+SCHEMA = 11
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30

@@ -1,6 +1,8 @@
 """Constraints of a kernel on its operands, and layouts of scale factors in memory."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from cutlass_aot.schema.codec import OMIT, Check, row
@@ -23,6 +25,66 @@ CALL_NAMES = ("accumulator", "epilogue", "gpu", "operation", "parameters", "stre
 
 MAX_OPERANDS = 16
 """Operands of a kernel; ``MAX_OPERANDS`` of ``builder/native/launcher.c``."""
+
+MAX_RELATIONS = 16
+"""Different extents of a kernel that follow from named ones; as in ``builder/native/launcher.c``."""
+
+NONE = "none"
+"""In place of the element type of an operand that is None at each call, and when the kernel is compiled."""
+
+EXTENT_BITS = (32, 64)
+"""Widths of the signed integers by which compiled code takes extents."""
+
+_MOST_OF_A_RELATION = 2**31 - 1
+# Text: compiling it takes long, and few kernels have relations.
+_RELATION = r"\s*(?:([0-9]{1,10})\s*\*\s*)?(\w+)\s*(?:([+-])\s*([0-9]{1,10})\s*)?"
+
+
+class Extent(NamedTuple):
+    """An extent that follows from a named one: ``factor * name + offset``.
+
+    In a record it is text, such as ``"4 * G"``, ``"B + 1"`` or ``"2 * K - 1"``; a name alone is the plain
+    case.
+    """
+
+    factor: int
+    name: str
+    offset: int
+
+    def __str__(self) -> str:
+        text = self.name if self.factor == 1 else f"{self.factor} * {self.name}"
+        return text if not self.offset else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset)}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the named extent itself."""
+        return (self.factor, self.offset) == (1, 0)
+
+    def of(self, named: int) -> int:
+        """Its value for one of the named extent."""
+        return self.factor * named + self.offset
+
+    def named(self, value: int) -> int:
+        """The named extent for a value of this one, if any gives it (:meth:`is_possible`)."""
+        return (value - self.offset) // self.factor
+
+    def is_possible(self, value: int) -> bool:
+        """Whether some value of the named extent gives this one."""
+        return value >= self.offset and (value - self.offset) % self.factor == 0
+
+
+@lru_cache(maxsize=1024)
+def extent_of(text: str) -> Extent | None:
+    """The extent that a text means; None if it is none."""
+    if text.isidentifier():
+        return Extent(1, text, 0)
+    match = re.fullmatch(_RELATION, text)
+    if match is None or not match[2].isidentifier():
+        return None
+    factor, offset = int(match[1] or 1), int((match[3] or "") + (match[4] or "0"))
+    if not 1 <= factor <= _MOST_OF_A_RELATION or abs(offset) > _MOST_OF_A_RELATION:
+        return None
+    return Extent(factor, match[2], offset)
 
 
 @row
@@ -84,11 +146,11 @@ class OperandConstraint(NamedTuple):
 
     Attributes:
         name: the caller's name for it, such as ``a``.
-        dtype: element type (:data:`~cutlass_aot.schema.kernels.dtypes.DTYPES`).
-        extents: a name or a fixed number for each mode, outermost first, such as ``("L", "M", "K")``.
-            Extents of one name are equal across operands. Where the first is :data:`BATCH`, a tensor without
-            that mode counts as a batch of one. Empty for a number, which is passed by value;
-            :data:`ANY_SHAPE` for scale factors.
+        dtype: element type (:data:`~cutlass_aot.schema.kernels.dtypes.DTYPES`), or :data:`NONE`.
+        extents: a name, the text of an :class:`Extent` or a fixed number for each mode, outermost first, such
+            as ``("L", "M", "K")``. Extents of one name are equal across operands. Where the first is
+            :data:`BATCH`, a tensor without that mode counts as a batch of one. Empty for a number, which is
+            passed by value, and for None; :data:`ANY_SHAPE` for scale factors.
         contiguous: the mode with stride 1, counted from the end (-1 is row-major, -2 column-major); 0 for a
             number.
         divisibility: elements; the contiguous extent and every other stride are multiples of it.
@@ -98,6 +160,7 @@ class OperandConstraint(NamedTuple):
         scale: what it scales, if it holds scale factors.
         multiples: a number for each extent, which is a multiple of it, where the kernel moves whole tiles
             without checking the bounds of the operand; empty where it checks them.
+        extent_bits: width of the integers that compiled code takes its extents by, of :data:`EXTENT_BITS`.
     """
 
     name: str
@@ -110,6 +173,7 @@ class OperandConstraint(NamedTuple):
     compact: Annotated[bool, OMIT] = False
     scale: Annotated[Scale | None, OMIT] = None
     multiples: Annotated[tuple[int, ...], OMIT] = ()
+    extent_bits: Annotated[int, OMIT] = 32
 
     @property
     def layout(self) -> str:
@@ -118,8 +182,18 @@ class OperandConstraint(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether it is passed by value."""
+        """Whether it is passed by value. None counts as a number."""
         return not self.extents
+
+    @property
+    def is_none(self) -> bool:
+        """Whether it is None at each call."""
+        return self.dtype == NONE
+
+    @property
+    def max_extent(self) -> int:
+        """The largest extent that compiled code can take."""
+        return (1 << self.extent_bits - 1) - 1
 
     @property
     def has_batch(self) -> bool:
@@ -134,7 +208,7 @@ class OperandConstraint(NamedTuple):
     def problem(self) -> str:
         """What is impossible about the constraint, as text; ``""`` if nothing is."""
         rank = len(self.extents)
-        if self.dtype not in DTYPES:
+        if self.dtype not in DTYPES and (not self.is_none or self.extents or self.written):
             return f"an unknown element type {self.dtype!r}"
         if (
             self.contiguous not in LAYOUT_LETTERS
@@ -144,8 +218,10 @@ class OperandConstraint(NamedTuple):
             return f"an impossible layout: mode {self.contiguous} of {rank}"
         if self.divisibility < 1 or self.alignment < 1 or rank > MAX_RANK:
             return "impossible constraints"
-        if any(isinstance(extent, int) and extent < 1 for extent in self.extents):
+        if self.extents != ANY_SHAPE and not all(map(_is_extent, self.extents)):
             return f"impossible extents {self.extents}"
+        if self.extent_bits not in EXTENT_BITS:
+            return f"extents of {self.extent_bits} bits"
         if self.multiples and (len(self.multiples) != rank or min(self.multiples) < 1):
             return f"impossible multiples {self.multiples}"
         if self.scale is not None and (
@@ -155,12 +231,41 @@ class OperandConstraint(NamedTuple):
         return ""
 
 
-def _check_operands(operands: tuple[OperandConstraint, ...]) -> None:
-    """Refuse too many operands, equal names, or scale factors of an operand or extent that does not exist."""
+def _is_extent(extent: str | int) -> bool:
+    """Whether it is a number or the canonical text of an extent."""
+    return extent >= 1 if isinstance(extent, int) else str(extent_of(extent)) == extent
+
+
+def _relations(operands: Iterable[OperandConstraint]) -> set[str]:
+    """The extents that follow from named ones, each once."""
+    names = {extent for operand in operands for extent in operand.extents if operand.extents != ANY_SHAPE}
+    return {name for name in names if isinstance(name, str) and not name.isidentifier()}
+
+
+def _different_widths(operands: Iterable[OperandConstraint]) -> str:
+    """An extent that has other widths in some operands than in others; ``""`` if none has."""
+    known: dict[str, int] = {}
+    for operand in operands:
+        for extent in operand.extents if operand.extents != ANY_SHAPE else ():
+            bits = operand.extent_bits
+            if isinstance(extent, str) and known.setdefault(extent, bits) != bits:
+                return extent
+    return ""
+
+
+def check_operands(operands: tuple[OperandConstraint, ...]) -> None:
+    """Refuse operands that do not go together, or too many.
+
+    Names are different, an extent has one width, and what scale factors scale is there.
+    """
     extents = {operand.name: operand.extents for operand in operands}
     # No operands at all are allowed: a program's kernel has none, as its compiled code checks the arguments.
     if len(operands) > MAX_OPERANDS or len(extents) != len(operands):
         raise ValueError(f"expected at most {MAX_OPERANDS} operands of different names, got {len(operands)}")
+    if (count := len(_relations(operands))) > MAX_RELATIONS:
+        raise ValueError(f"expected at most {MAX_RELATIONS} relations between extents, got {count}")
+    if mixed := _different_widths(operands):
+        raise ValueError(f"extent {mixed} has 32 bits in one operand and 64 in another")
     for operand in operands:
         scale = operand.scale
         scaled = extents.get(scale.of, ()) if scale is not None else ()
@@ -170,5 +275,5 @@ def _check_operands(operands: tuple[OperandConstraint, ...]) -> None:
             )
 
 
-Operands = Annotated[tuple[OperandConstraint, ...], Check(_check_operands)]
+Operands = Annotated[tuple[OperandConstraint, ...], Check(check_operands)]
 """The operands of a kernel, in the order of the call."""

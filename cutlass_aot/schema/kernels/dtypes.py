@@ -49,6 +49,7 @@ _ALL = (
     DType("f6e2m3", 6, (15, 6), "", "Float6E2M3FN"),
     DType("f6e3m2", 6, (16, 6), "", "Float6E3M2FN"),
     DType("f4e2m1", 4, (17, 4), "float4_e2m1fn_x2", "Float4E2M1FN", torch_packs=2),
+    DType("i64", 64, (0, 64), "int64", "Int64"),
     DType("i32", 32, (0, 32), "int32", "Int32"),
     DType("i8", 8, (0, 8), "int8", "Int8"),
     DType("u8", 8, (1, 8), "uint8", "Uint8"),

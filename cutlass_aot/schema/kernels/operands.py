@@ -1,15 +1,23 @@
 """Whether a kernel supports operands: a pure function of their descriptions, with a reason for a refusal."""
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cutlass_aot.errors import OperandError
-from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint, Scale
+from cutlass_aot.schema.kernels.constraints import (
+    BATCH,
+    NONE,
+    Extent,
+    OperandConstraint,
+    Scale,
+    extent_of,
+)
 from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
 
 MAX_EXTENT = 2**31 - 1
-"""Extents are passed to compiled code as signed 32-bit integers."""
+"""Extents are passed to compiled code as signed 32-bit integers, unless a kernel says otherwise."""
 
 MAX_STRIDE_BYTES = 2**40 - 1
 """Bound of a TMA descriptor's stride. Source: CUDA driver API, ``cuTensorMapEncodeTiled``."""
@@ -23,12 +31,12 @@ class OperandDescription(NamedTuple):
     """An operand without its data.
 
     Attributes:
-        dtype: element type.
+        dtype: element type; :data:`~.constraints.NONE` for an operand that is None.
         shape: extents in elements, outermost first, with or without a batch; empty for a number.
         strides: elements, one a mode.
         address: data pointer, 0 if the description has no memory.
         device: CUDA device ordinal, -1 for a tensor that is not on a CUDA device, None if it is on no device.
-        is_number: whether it is passed by value; a tensor of rank 0 is not.
+        is_number: whether it is passed by value, as None is too; a tensor of rank 0 is not.
     """
 
     dtype: str
@@ -57,19 +65,40 @@ def describe(
         device: CUDA device ordinal, if it is on one.
 
     Raises:
-        OperandError: for an unknown dtype, or strides of another rank.
+        OperandError: for an unknown dtype, strides of another rank, and what is not a whole number.
     """
-    if dtype not in DTYPES:
-        raise OperandError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
-    extents = tuple(int(extent) for extent in shape)
+    _checked_dtype(dtype)
+    extents = _whole_numbers(shape, "shape")
     if any(extent < 0 for extent in extents):
         raise OperandError(f"shape {extents} has a negative extent")
-    if strides is None:
-        strides = compact_strides(extents, -1)
-    if len(strides) != len(extents):
-        raise OperandError(f"shape {extents} and strides {tuple(strides)} differ in rank")
-    steps = tuple(int(stride) for stride in strides)
-    return OperandDescription(dtype, extents, steps, address, device, is_number=not extents)
+    steps = compact_strides(extents, -1) if strides is None else _whole_numbers(strides, "strides")
+    if len(steps) != len(extents):
+        raise OperandError(f"shape {extents} and strides {steps} differ in rank")
+    (pointer,) = _whole_numbers((address,), "address")
+    if pointer < 0:
+        raise OperandError(f"expected an address of 0 or more, got {pointer}")
+    if device is not None:
+        (device,) = _whole_numbers((device,), "device")
+    return OperandDescription(dtype, extents, steps, pointer, device, is_number=not extents)
+
+
+NOTHING = OperandDescription(NONE, (), (), is_number=True)
+"""The description of an operand that is None."""
+
+
+def _checked_dtype(name: Any) -> DType:
+    found = DTYPES.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise OperandError(f"unknown dtype {name!r}: expected one of {', '.join(DTYPES)}")
+    return found
+
+
+def _whole_numbers(values: Iterable[Any], what: str) -> tuple[int, ...]:
+    """The numbers as they are; anything else, such as a fraction or text, is an OperandError."""
+    try:
+        return tuple(map(operator.index, values))
+    except TypeError:
+        raise OperandError(f"{what}: expected whole numbers, got {values!r}") from None
 
 
 def read_as(found: OperandDescription, dtype: str) -> OperandDescription:
@@ -78,11 +107,9 @@ def read_as(found: OperandDescription, dtype: str) -> OperandDescription:
     The extent of the mode with stride 1 and all strides are counted in elements of that type; each has to be
     a whole number of them. If elements are smaller than a byte, the first is in the lowest bits.
     """
-    other = DTYPES.get(dtype)
-    if other is None:
-        raise OperandError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    other = _checked_dtype(dtype)
     if found.is_number:
-        raise OperandError(f"expected a tensor to be read as {dtype}, got a number")
+        raise OperandError(f"expected a tensor to be read as {dtype}, got {in_words(found)}")
     own = DTYPES[found.dtype]
     if own.bits == other.bits:
         return found._replace(dtype=dtype)
@@ -131,7 +158,8 @@ def packed(
     """Compact operands of a problem, each in the layout that its constraint asks for.
 
     ``constraints`` are those of all operands of a kernel. ``extents`` are by name; without the batch,
-    operands have no batch mode, and any other missing name is a KeyError.
+    operands have no batch mode, and any other missing name is a KeyError. An extent that follows from a named
+    one need not be among them.
     """
     names = {
         constraint.name: [extent for extent in constraint.extents if extent != BATCH or BATCH in extents]
@@ -139,12 +167,38 @@ def packed(
     }
     found = []
     for constraint in constraints:
+        if constraint.is_none:
+            found.append(NOTHING)
+            continue
         of = constraint.name if constraint.scale is None else constraint.scale.of
-        shape = tuple(name if isinstance(name, int) else extents[name] for name in names[of])
+        shape = tuple(_value(name, extents) for name in names[of])
         if constraint.scale is not None:
             shape = (_factors(constraint.scale, dict(zip(names[of], shape, strict=True))),)
         strides = compact_strides(shape, constraint.contiguous)
         found.append(describe(shape, constraint.dtype, strides=strides))
+    return found
+
+
+def _value(extent: str | int, extents: Mapping[str | int, int]) -> int:
+    if isinstance(extent, int) or extent in extents:
+        return extent if isinstance(extent, int) else extents[extent]
+    relation = _relation(extent)
+    return relation.of(extents[relation.name])
+
+
+def told(name: str, extent: int) -> tuple[str, int]:
+    """The named extent that an extent of a record tells, with its value: ``"4 * G"`` of 8 tells 2 for G."""
+    if name.isidentifier():
+        return name, extent
+    relation = _relation(name)
+    return relation.name, relation.named(extent)
+
+
+def _relation(extent: str) -> Extent:
+    """The meaning of an extent of a record, which was checked when it was made or read."""
+    found = extent_of(extent)
+    if found is None:
+        raise ValueError(f"{extent!r} is not an extent")
     return found
 
 
@@ -183,9 +237,20 @@ Verdict = Accepted | Rejected
 
 ACCEPTED = Accepted()
 
+_EXTENTS = 4
+"""Rank of a refusal for an extent."""
+
+
+def writes_nothing(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> bool:
+    """Whether nothing that a kernel writes has any elements, so that a launch has nothing to do."""
+    written = [
+        operand for constraint, operand in zip(constraints, operands, strict=True) if constraint.written
+    ]
+    return bool(written) and all(0 in operand.shape for operand in written)
+
 
 def supports(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
-    """Whether operands satisfy constraints.
+    """Whether operands satisfy constraints. Extents of 0 do where :func:`writes_nothing`.
 
     Each check runs over all operands before the next, from what is hardest for a caller to change (dtypes)
     to what a copy corrects (alignment), so that the first reason is the most useful one.
@@ -197,16 +262,47 @@ def supports(constraints: Sequence[OperandConstraint], operands: Sequence[Operan
             problem = check(constraint, operand)
             if problem:
                 return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", step)
+    for operand in operands:
+        if 0 in operand.shape and not writes_nothing(constraints, operands):
+            return _without_elements(constraints, operands)
     return _agreement(constraints, operands)
 
 
+def _without_elements(
+    constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]
+) -> Rejected:
+    """The refusal of a launch that would write, on operands of which one has no elements."""
+    pairs = list(zip(constraints, operands, strict=True))
+    name, shape = next((one.name, found.shape) for one, found in pairs if 0 in found.shape)
+    filled = next((f"`{one.name}` {found.shape}" for one, found in pairs if one.written), "what is written")
+    return Rejected(
+        f"operand `{name}` is unsupported: expected extents of at least 1, got shape {shape}: no kernel "
+        f"takes fewer; fill {filled} yourself",
+        _EXTENTS,
+    )
+
+
+def in_words(operand: OperandDescription) -> str:
+    """An operand in words, for messages."""
+    if operand.dtype == NONE:
+        return "None"
+    if operand.is_number:
+        return f"a number ({operand.dtype})"
+    return f"{operand.dtype} {operand.shape} with strides {operand.strides}"
+
+
 def _dtype(constraint: OperandConstraint, operand: OperandDescription) -> str:
-    if constraint.is_number and operand.is_number:
-        # A whole number can be passed for any type of number.
-        fits = operand.dtype == "i32" or DTYPES[constraint.dtype].is_float
-        return "" if fits else f"expected a whole number, got one of type {operand.dtype}"
     if operand.dtype == constraint.dtype:
         return ""
+    if NONE in (operand.dtype, constraint.dtype):
+        expected = "None" if constraint.is_none else f"element type {constraint.dtype}"
+        return f"expected {expected}, got {in_words(operand)}"
+    if constraint.is_number and operand.is_number:
+        # A whole number can be passed for any type of number that has room for it.
+        number = DTYPES[constraint.dtype]
+        if number.is_float or operand.dtype == "i32":
+            return ""
+        return f"expected a whole number of {number.bits} bits, got one of type {operand.dtype}"
     return f"expected element type {constraint.dtype}, got {operand.dtype}"
 
 
@@ -232,7 +328,7 @@ def _device(constraint: OperandConstraint, operand: OperandDescription) -> str:
 
 
 def _layout(constraint: OperandConstraint, operand: OperandDescription) -> str:
-    if operand.is_number or constraint.scale is not None:
+    if operand.is_number or constraint.scale is not None or 0 in operand.shape:
         return ""
     stride = operand.strides[constraint.contiguous]
     if stride == 1 or operand.shape[constraint.contiguous] == 1:
@@ -246,15 +342,18 @@ def _layout(constraint: OperandConstraint, operand: OperandDescription) -> str:
 
 def _extents(constraint: OperandConstraint, operand: OperandDescription) -> str:
     for extent in operand.shape:
-        if extent < 1:
-            return f"expected extents of at least 1, got shape {operand.shape}"
-        if extent > MAX_EXTENT:
-            return f"expected extents up to {MAX_EXTENT}, got shape {operand.shape}"
+        if extent < 0:
+            return f"expected extents of at least 0, got shape {operand.shape}"
+        if extent > constraint.max_extent:
+            return f"expected extents up to {constraint.max_extent}, got shape {operand.shape}"
     if operand.is_number or constraint.scale is not None:
         return ""
     for name, extent in zip(_present(constraint, operand), operand.shape, strict=True):
-        if isinstance(name, int) and extent != name:
-            return f"expected an extent of {name}, got shape {operand.shape}"
+        if isinstance(name, int):
+            if extent != name:
+                return f"expected an extent of {name}, got shape {operand.shape}"
+        elif not name.isidentifier() and not _relation(name).is_possible(extent):
+            return f"expected an extent of {name}, got {extent} in shape {operand.shape}"
     extent = operand.shape[constraint.contiguous]
     if extent % constraint.divisibility:
         return (
@@ -278,6 +377,8 @@ def _present(constraint: OperandConstraint, operand: OperandDescription) -> tupl
 
 def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
     rank = len(operand.shape)
+    if operand.is_number or 0 in operand.shape:
+        return ""
     bits = DTYPES[constraint.dtype].bits
     if rank and (constraint.compact or constraint.scale is not None):
         compact = compact_strides(
@@ -303,13 +404,13 @@ def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
 
 
 def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> str:
-    off = operand.address % constraint.alignment
+    off = 0 if 0 in operand.shape else operand.address % constraint.alignment
     return f"expected data aligned to {constraint.alignment} bytes, got {off} bytes off" if off else ""
 
 
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Check that extents of one name are equal, a batch is in all operands or none, and devices are equal."""
-    extents: dict[str | int, tuple[int, str]] = {}
+    extents: dict[str, tuple[int, str, str]] = {}
     shapes: dict[str, dict[str | int, int]] = {}
     batched: tuple[str, int] | None = None
     first: tuple[str, int | None] | None = None
@@ -338,11 +439,17 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
         names = _present(constraint, operand)
         shapes[constraint.name] = dict(zip(names, operand.shape, strict=True))
         for name, extent in zip(names, operand.shape, strict=True):
-            known, owner = extents.setdefault(name, (extent, constraint.name))
-            if known != extent:
+            if isinstance(name, int):
+                continue
+            base, named = told(name, extent)
+            known, owner, there = extents.setdefault(base, (named, constraint.name, name))
+            if known != named:
+                why = f" as `{owner}` has"
+                if there != name:
+                    why = f", since `{owner}` has {there} = {_relation(there).of(known)}"
                 return Rejected(
-                    f"operand `{constraint.name}` is unsupported: expected extent {name} = {known} "
-                    f"as `{owner}` has, got {extent}",
+                    f"operand `{constraint.name}` is unsupported: expected extent {name} = "
+                    f"{_relation(name).of(known)}{why}, got {extent}",
                     8,
                 )
     for constraint, operand in zip(constraints, operands, strict=True):

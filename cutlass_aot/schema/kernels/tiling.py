@@ -120,7 +120,7 @@ class Traffic(NamedTuple):
         for operand in operands:
             if operand.scale is None and operand.extents[-2:] in found:
                 found[operand.extents[-2:]] += DTYPES[operand.dtype].bits / 8
-        bits = DTYPES[operands[0].dtype].bits if operands else 16
+        bits = DTYPES[operands[0].dtype].bits if operands and not operands[0].is_none else 16
         return cls(found["M", "K"], found["K", "N"], found["M", "N"], bits)
 
     @property

@@ -37,6 +37,7 @@ class Live(Misbehaving):
     name = "live"
     version = "{version}"
     modules = ("live_plugin",)
+    distributions = {distributions}
 
     def compile(self, kernel):
         does = dict(kernel.design)["does"]
@@ -56,16 +57,17 @@ class Machine:
         self.folder = folder
         self.install("1")
 
-    def install(self, version):
-        self.plugin.write_text(PLUGIN.format(version=version))
+    def install(self, version, distributions=()):
+        self.distributions = distributions
+        self.plugin.write_text(PLUGIN.format(version=version, distributions=distributions))
 
     def detect(self, files):
         return CompilerToolchain({"file": files.digest(self.compiler)}, {}, ())
 
     def request(self, **changes):
-        source = self.plugin.read_bytes()
-        version = source.decode().partition('version = "')[2].partition('"')[0]
-        generator = type("Live", (), {"name": "live", "version": version, "modules": ("live_plugin",)})
+        version = self.plugin.read_text().partition('version = "')[2].partition('"')[0]
+        own = {"name": "live", "version": version, "modules": ("live_plugin",)}
+        generator = type("Live", (), {**own, "distributions": self.distributions})
         request = CompileRemotely(
             name="k",
             key="0" * 64,
@@ -80,7 +82,9 @@ class Machine:
             toolchain=CompilerToolchain(
                 {"file": hashlib.sha256(self.compiler.read_bytes()).hexdigest()}, {}, ()
             ).fingerprint,
-            generator_version=version_of(generator, lambda _: hashlib.sha256(source).hexdigest()),
+            generator_version=version_of(
+                generator, lambda path: hashlib.sha256(path.read_bytes()).hexdigest()
+            ),
         )
         return replace(request, **changes)
 
@@ -117,6 +121,25 @@ def test_a_plugin_that_changes_under_a_living_worker_is_noticed(machine):
     assert "its generator version is 2.0+" in machine.ask(old, timeout=21.0).reason
     assert machine.ask().error == "ValueError: compiled by 2.0"
     assert first.poll() is not None
+
+
+def test_a_distribution_that_changes_under_a_living_worker_is_noticed(machine):
+    files = {
+        "live_kit/__init__.py": "",
+        "live_kit-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: live-kit\nVersion: 1.0\n",
+        "live_kit-1.0.dist-info/RECORD": "live_kit/__init__.py,,\n",
+    }
+    for name, text in files.items():
+        (machine.folder / name).parent.mkdir(exist_ok=True)
+        (machine.folder / name).write_text(text)
+    machine.install("1", ("live-kit",))
+    old = machine.request()
+    assert machine.ask(old).error == "ValueError: compiled by 1"
+    (machine.folder / "live_kit" / "__init__.py").write_text("# another")
+    assert "its generator version is 1+" in machine.ask(old).reason
+    assert machine.ask().error == "ValueError: compiled by 1"
+    machine.install("1", ("another-kit",))
+    assert "distribution 'another-kit' is not installed" in machine.ask(old).reason
 
 
 def test_a_compiler_that_changes_under_a_living_worker_is_noticed(machine):

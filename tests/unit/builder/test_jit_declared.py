@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy
 import pytest
 
 import cutlass_aot
 from cutlass_aot import policy
 from cutlass_aot.builder import jit
-from cutlass_aot.errors import KernelNotFound, OperandError
+from cutlass_aot.errors import GeneratorError, KernelNotFound, OperandError
+from cutlass_aot.generators import hardware
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.runtime import bundle_search
 from cutlass_aot.runtime.launching.tensors import describe_operand
@@ -159,3 +162,22 @@ def test_torchs_fp4_is_handed_over_in_elements_and_on_torchs_stream(compiled, mo
     )
     jit._launch(jit.Compiled(kernel, None), [tensor], [described], 0, None, None)
     assert streams == [77]
+
+
+def test_nothing_is_called_where_nothing_is_written(compiled):
+    function = scale_rows(n=128, fast=False)
+    for rows in (4, 0):
+        function(*operands(rows))
+    assert [len(made.calls) for made in compiled] == [1]
+    with pytest.raises(OperandError, match="expected an extent of 128"):
+        function(*operands(0, 64))
+
+
+def test_a_kernel_that_asks_for_the_gpu_has_the_numbers_of_the_one_at_hand(compiled, monkeypatch):
+    monkeypatch.setattr(scale_rows, "device", True)
+    monkeypatch.setattr(hardware, "answered", lambda constants, advice: nullcontext())
+    scale_rows(n=128, fast=False)(*operands())
+    (made,) = compiled
+    assert dict(made.kernel.constants)["sm_count"] == 132
+    with pytest.raises(GeneratorError, match="asks for numbers of a GPU: name a device profile"):
+        DeclaredGenerator(scale_rows).kernel({"n": 128, "fast": False}, "sm_90a")

@@ -131,6 +131,20 @@ def test_what_a_generator_lacks_is_named(extra, message):
         load_sources(manifest(extra))
 
 
+def test_a_device_profile_is_missed_where_a_generator_uses_it():
+    without = HEAD.replace('device = "h200"', "")
+    with pytest.raises(
+        ManifestError,
+        match=r"bundle.device: missing; kernels\[0\] .* 'cutlass.operators'.*one of b200, gb300, h200",
+    ):
+        load_sources(manifest(head=without))
+    load_sources(manifest(head=without.replace("cutlass.operators", "simt_f64_gemm").replace("f16", "f64")))
+    own = 'plugins = ["tests.support.declared_kernels"]\n' + without.replace('ab = "f16"', "")
+    own = own.replace("cutlass.operators", "tiled") + 'operation = "tiled"'
+    sources = load_sources(manifest(head=own))
+    assert sources.instances["tiled"].enumerate
+
+
 def test_a_target_that_a_generator_cannot_serve_is_named():
     text = HEAD.replace("cutlass.operators", "misbehaving").replace("sm_90a", "sm_100a")
     with pytest.raises(

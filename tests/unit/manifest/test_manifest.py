@@ -140,7 +140,6 @@ MISTAKES = {
     "unknown out": (GOOD.replace('"same"', '"equal"'), r"kernels\[0\].out: unknown 'equal'"),
     "unknown target": (GOOD.replace("sm_103a", "sm_104a"), "bundle.targets: unknown 'sm_104a'"),
     "empty targets": (GOOD.replace('["sm_100a", "sm_103a"]', "[]"), "bundle.targets: empty"),
-    "missing device": (GOOD.replace('device = "b200"', ""), "bundle.device: missing"),
     "bad name": (GOOD.replace('"test"', '"../x"'), "bundle.name: '../x' is not a name"),
     "bad version": (GOOD.replace('"1.0"', '"one"'), "bundle.version: 'one' is not a version"),
     "bad layout letter": (GOOD.replace('"tnt"', '"trt"'), r"kernels\[0\].layouts: 'trt'"),
@@ -226,6 +225,11 @@ def test_a_program_has_the_targets_of_the_bundle_unless_it_names_some():
     assert program.fake_tensors
     named = parse_manifest((text + f"targets = ['{manifest.targets[-1]}']\n").encode(), Path("m.toml"))
     assert named.programs[0].targets == manifest.targets[-1:]
+
+
+def test_kernels_may_need_no_device_profile():
+    # Whether they do is for their generator to say: tests/unit/builder/test_plan.py.
+    assert parse(GOOD.replace('device = "b200"', "")).devices == {}
 
 
 def test_recordings_need_no_device_profile():

@@ -83,7 +83,7 @@ def test_no_extents_are_a_number_by_value():
     [
         (Operand("a b", "f32", ("N",)), "expected a name"),
         (Operand("x", "float", ("N",)), "unknown element type 'float'"),
-        (Operand("x", "bf16", ()), "a number by value is one of f32, i32"),
+        (Operand("x", "bf16", ()), "a number by value is one of f64, f32, i64, i32"),
         (Operand("x", "f32", (), written=True), "cannot be written"),
         (Operand("x", "f32", (0,)), "extent 0"),
         (Operand("x", "f32", (True,)), "extent True"),

@@ -65,10 +65,13 @@ def served(constraint: Any, tensor: OperandDescription) -> bool:
     width = DTYPES[constraint.dtype].bytes
     if constraint.dtype != tensor.dtype or len(tensor.shape) not in (2, 3) or tensor.device == -1:
         return False
-    if not all(1 <= extent <= WIDEST for extent in tensor.shape):
+    if not all(0 <= extent <= WIDEST for extent in tensor.shape):
         return False
     unit = constraint.divisibility * width
     contiguous = len(tensor.shape) - (1 if constraint.layout == "t" else 2)
+    if 0 in tensor.shape:
+        # No memory, so that neither strides nor the address mean anything.
+        return not tensor.shape[contiguous] * width % unit
     for mode, (extent, stride) in enumerate(zip(tensor.shape, tensor.strides, strict=True)):
         if mode == contiguous:
             # Neighbours lie side by side; the rows are whole units.
@@ -92,6 +95,9 @@ def supported(group: Any, tensors: tuple[OperandDescription, ...]) -> bool:
     if not all(served(c, t) for c, t in zip(group.operands, tensors, strict=True)):
         return False
     if len({len(tensor.shape) for tensor in tensors}) > 1 or len({tensor.device for tensor in tensors}) > 1:
+        return False
+    if any(0 in tensor.shape for tensor in tensors) and 0 not in tensors[-1].shape:
+        # Empty sums, which no kernel writes.
         return False
     (*l_a, m_a, k_a), (*l_b, k_b, n_b), (*l_out, m_out, n_out) = (tensor.shape for tensor in tensors)
     return (m_a, k_a, n_b) == (m_out, k_b, n_out) and l_a == l_b == l_out

@@ -32,6 +32,7 @@ from cutlass_aot.runtime.dispatch import GEMM, Dispatcher
 from cutlass_aot.runtime.launching import native, tensors
 from cutlass_aot.runtime.opened.finder import Finder
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.policy import MissWarning
 from cutlass_aot.runtime.selection.query import Computation
 from tests.support.bundles import ClaimsCuda, write_bundle
 from tests.support.kernels import gemm
@@ -125,6 +126,86 @@ def test_a_kernel_takes_the_fast_path_for_any_problem(
         a, b, out, product = problem(*other)
         assert kernel.launch(a, b, out) is None
         close(out, product)
+
+
+EMPTY = [(0, 12, 16), (8, 0, 16), (0, 0, 16), (0, 12, 0), (0, 8, 12, 16), (3, 0, 12, 16)]
+"""Extents (batch), m, n and k of products without elements."""
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("layout", ["ttt", "tnt"])
+@pytest.mark.parametrize("shape", EMPTY)
+def test_a_product_without_elements_launches_nothing(
+    bundle: Bundle, warm: bool, layout: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if warm:
+        a, b, out, product = problem(*(extent or 4 for extent in shape), layout=layout)
+        bundle.gemm(a, b, out)
+        close(out, product)
+    a, b, out, _ = problem(*shape, layout=layout)
+    remembered: list[Any] = []
+    monkeypatch.setattr(Dispatcher, "_remember", lambda *given: remembered.append(given))
+    for _ in range(2):
+        assert bundle.gemm(a, b, out) is None
+        assert bundle.gemm(a, b, out, stream=7) is None
+    assert not remembered
+    kernel = bundle.find(a, b, out)[0]
+    assert kernel.supports(a, b, out)
+    for _ in range(2):
+        assert kernel.launch(a, b, out) is None
+    assert bundle.choose(a, b, out).kernel is kernel
+
+
+def test_a_workspace_is_not_needed_where_nothing_is_launched(bundle: Bundle) -> None:
+    a, b, _, _ = problem(8, 12, 16, layout="tnt")
+    out = torch.empty(12, 8).t()
+    (kernel,) = bundle.find(a, b, out)
+    assert kernel.workspace_bytes
+    assert kernel.launch(a[:0], b, out[:0], stream=7) is None
+    with pytest.raises(OperandError, match="needs a workspace"):
+        kernel.launch(a, b, out, stream=7)
+
+
+def test_a_linear_layer_of_no_tokens(bundle: Bundle) -> None:
+    for tokens in (4, 0, 4):
+        x, weight = torch.randn(2, tokens, 16), torch.randn(12, 16)
+        out = torch.full((2, tokens, 12), float("nan"))
+        assert bundle.linear(x, weight, out) is None
+        close(out, x @ weight.T)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_wrong_operands_without_elements_are_refused(bundle: Bundle, warm: bool) -> None:
+    a, b, out, _ = problem(8, 12, 16)
+    kernel = bundle.find(a, b, out)[0]
+    if warm:
+        kernel.launch(a, b, out)
+    empty, other = a[:0], out[:0]
+    for operands, reason in {
+        (empty, b, other[:, :8]): "expected extent N = 12 as `b` has, got 8",
+        (a, b, other): "expected extent M = 8 as `a` has, got 0",
+        (empty.double(), b, other): "expected element type f32, got f64",
+        (empty[None], b, other): "expected rank 3",
+    }.items():
+        with pytest.raises(OperandError, match=reason):
+            kernel.launch(*operands)
+        with pytest.raises(KernelNotFound, match=reason):
+            bundle.gemm(*operands)
+
+
+def test_empty_sums_are_refused_as_no_kernel_writes_them(bundle: Bundle) -> None:
+    a, b, out, _ = problem(8, 12, 16)
+    kernel = bundle.find(a, b, out)[0]
+    reason = r"got shape \(8, 0\): no kernel takes fewer; fill `out` \(8, 12\) yourself"
+    for _ in range(2):
+        with pytest.raises(KernelNotFound, match=reason):
+            bundle.gemm(a[:, :0], b[:0], out)
+        with pytest.raises(OperandError, match=reason):
+            kernel.launch(a[:, :0], b[:0], out)
+        kernel.launch(a, b, out)
+    with cutlass_aot.policy.use("warn"), pytest.warns(MissWarning):
+        bundle.gemm(a[:, :0], b[:0], out)
+    assert not out.any()
 
 
 def test_slices_and_broadcasts_take_the_fast_path(bundle: Bundle, fast_path: Callable[..., None]) -> None:

@@ -155,7 +155,8 @@ def test_what_is_missing_is_named() -> None:
 def test_numbers() -> None:
     assert describe_operand(1).dtype == "i32"
     assert describe_operand(1.0).dtype == "f32"
-    for wrong in (True, 1 << 31, -(1 << 31) - 1):
+    assert {describe_operand(wide).dtype for wide in (1 << 31, -(1 << 31) - 1, -(1 << 63))} == {"i64"}
+    for wrong in (True, 1 << 63, -(1 << 63) - 1):
         with pytest.raises(OperandError):
             describe_operand(wrong)
 

@@ -20,6 +20,7 @@ from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.operands import (
     MAX_EXTENT,
     MAX_STRIDE_BYTES,
+    NOTHING,
     OperandDescription,
     describe,
     supports,
@@ -238,8 +239,144 @@ def changed(
 @pytest.mark.parametrize("extent", [0, -1, MAX_EXTENT + 1, 2**40, -(2**63)])
 @pytest.mark.parametrize("mode", [-1, -2])
 def test_impossible_extents(native: Native, batch: int | None, which: int, extent: int, mode: int) -> None:
+    if not extent and GEMM[which].written:
+        return  # test_nothing_is_launched_where_nothing_is_written
     error = native.refused(native.launch(GEMM), *changed(product(batch=batch), which, mode, extent, None))
     assert error == f"ValueError: argument #{which}: expected extents from 1 to 2^31 - 1, got {extent}"
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("extents", [{"m": 0}, {"n": 0}, {"m": 0, "k": 0}, {"m": 0, "n": 0}, {"batch": 0}])
+def test_nothing_is_launched_where_nothing_is_written(
+    native: Native, batch: int | None, extents: dict[str, int]
+) -> None:
+    operands = product(**{"batch": batch, **extents})
+    assert supports(GEMM, operands)
+    native.count.value = -1
+    assert native.launch(GEMM)(*tensors(*operands)) is False
+    assert native.count.value == -1
+
+
+def test_what_is_not_empty_is_written_and_empty_sums_are_refused(native: Native) -> None:
+    launch = native.launch([*GEMM, GEMM[2]._replace(name="max")])
+    a, b, out = product(m=0)
+    error = native.refused(launch, *tensors(a, b, out, product()[2]))
+    assert error == "ValueError: argument #0: expected extents from 1 to 2^31 - 1, got 0"
+    verdict = supports(GEMM, product(k=0))
+    assert verdict.reason.endswith("got shape (64, 0): no kernel takes fewer; fill `out` (64, 32) yourself")
+    error = native.refused(native.launch(GEMM), *tensors(*product(k=0)))
+    assert error == "ValueError: argument #0: expected extents from 1 to 2^31 - 1, got 0"
+
+
+def test_an_operand_that_is_not_written_does_not_say_that_nothing_is(native: Native) -> None:
+    (empty,) = tensors(product(m=0)[0])
+    with pytest.raises(Refused, match="expected extents from 1"):
+        native.launch([operand("a")])(empty)
+
+
+HEADS = (
+    OperandConstraint("q", "bf16", ("B", "4 * G", "S", 64), -1, 8, 16),
+    OperandConstraint("k", "bf16", ("B", "G", "T", 64), -1, 8, 16),
+    OperandConstraint("starts", "i64", ("B + 1",), -1, 1, 8),
+    OperandConstraint("pairs", "i32", ("2 * P - 1", "3 * P"), -1, 1, 4),
+    OperandConstraint("bias", "none", (), 0, 1, 1),
+    OperandConstraint("out", "bf16", ("B", "4 * G", "S", 64), -1, 8, 16, written=True),
+)
+
+
+def heads(b: int = 3, h: int = 8, g: int = 2, starts: int = 4, odd: int = 5, triple: int = 9) -> tuple:
+    where = {"address": 1024, "device": 0}
+    q = describe((b, h, 5, 64), "bf16", **where)
+    return (
+        q,
+        describe((b, g, 7, 64), "bf16", **where),
+        describe((starts,), "i64", **where),
+        describe((odd, triple), "i32", **where),
+        NOTHING,
+        q,
+    )
+
+
+@given(
+    b=st.sampled_from([1, 3, 4]),
+    h=st.sampled_from([1, 4, 8, 9, 12]),
+    g=st.integers(1, 3),
+    starts=st.integers(1, 5),
+    odd=st.integers(1, 6),
+    triple=st.integers(1, 10),
+)
+def test_relations_between_extents_are_checked_as_in_python(native: Native, **extents: int) -> None:
+    operands = heads(**extents)
+    launch = native.launch(HEADS)
+    given = [None if found is NOTHING else Tensor(found) for found in operands]
+    if verdict := supports(HEADS, operands):
+        assert native.record(launch, *given)[4].type_index == NONE
+        return
+    assert "expected an extent of" in verdict.reason or "since" in verdict.reason
+    assert "expected an extent in its declared relation to the" in native.refused(launch, *given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason", "error"),
+    [
+        ({"g": 4}, "`k` is unsupported: expected extent G = 2, since `q` has 4 * G = 8, got 4",
+         "argument #0: expected an extent in its declared relation to the 4 of argument #1, got 8"),
+        ({"starts": 3}, "`starts` is unsupported: expected extent B + 1 = 4, since `q` has B = 3, got 3",
+         "argument #2: expected an extent in its declared relation to the 3 of argument #0, got 3"),
+        ({"h": 9}, "`q` is unsupported: expected an extent of 4 * G, got 9 in shape (3, 9, 5, 64)",
+         "argument #0: expected an extent in its declared relation to the 2 of argument #1, got 9"),
+        ({"triple": 12},
+         "`pairs` is unsupported: expected extent 3 * P = 9, since `pairs` has 2 * P - 1 = 5, got 12",
+         "argument #3: expected an extent in its declared relation to the 5 of argument #3, got 12"),
+    ],
+)  # fmt: skip
+def test_an_extent_out_of_its_relation(
+    native: Native, changed: dict[str, int], reason: str, error: str
+) -> None:
+    operands = heads(**changed)
+    assert supports(HEADS, operands).reason == f"operand {reason}"
+    given = [None if found is NOTHING else Tensor(found) for found in operands]
+    assert native.refused(native.launch(HEADS), *given) == f"ValueError: {error}"
+
+
+def test_an_extent_in_elements_of_four_bits_is_compared(native: Native) -> None:
+    half = (
+        OperandConstraint("x", "f4e2m1", ("M", "2 * K"), -1, 1, 1),
+        OperandConstraint("scale", "f32", ("M", "K"), -1, 1, 4),
+    )
+    packed, scale = Tensor(describe((2, 8), "f4e2m1", device=0)), Tensor(describe((2, 8), "f32", device=0))
+    packed.struct.lanes = 2
+    launch = native.launch(half)
+    assert len(native.record(launch, packed, scale)) == 2
+    assert "got 16" in native.refused(launch, packed, Tensor(describe((2, 4), "f32", device=0)))
+
+
+def test_extents_of_64_bits(native: Native) -> None:
+    wide = operand("a", extent_bits=64)
+    large = describe((2**31, 8), "f16", device=0)
+    assert supports([wide], [large])
+    assert native.record(native.launch([wide]), Tensor(large))[0].shape == (1, *large.shape)
+    narrow = wide._replace(extent_bits=32)
+    assert supports([narrow], [large]).reason.endswith(f"up to {MAX_EXTENT}, got shape {large.shape}")
+    error = native.refused(native.launch([narrow]), Tensor(large))
+    assert error == f"ValueError: argument #0: expected extents from 1 to 2^31 - 1, got {2**31}"
+
+
+@pytest.mark.parametrize(
+    "relation",
+    [
+        [9, 1, 4, 0, 0, 1, 1, 0], [-1, 1, 4, 0, 0, 1, 1, 0], [0, 3, 4, 0, 0, 1, 1, 0],
+        [0, 0, 4, 0, 0, 1, 1, 0], [0, 1, 0, 0, 0, 1, 1, 0], [0, 1, -4, 0, 0, 1, 1, 0],
+        [0, 1, 4, 2**31, 0, 1, 1, 0],
+        [0, 1, 4, 0, 1, 1, 1, 0], [0, 1, 4, 0, 0, 4, 1, 0], [0, 1, 4, 0, 0, 1, 0, 0],
+    ],
+)  # fmt: skip
+def test_an_impossible_relation_is_refused(native: Native, relation: list[int]) -> None:
+    matrix = [2, 1, 8, 16, 2, 0, 0, 0, 0]
+    with pytest.raises(Refused, match="ValueError: impossible relation"):
+        native.make("launcher", 1, *matrix, -1, *relation)
+    with pytest.raises(Refused, match="TypeError: expected the address of a kernel"):
+        native.make("launcher", 1, *matrix, *[-1, 0, 1, 4, 0, 0, 1, 1, 0] * 17)
 
 
 def test_the_largest_extent_is_passed(native: Native) -> None:
@@ -434,7 +571,8 @@ def test_too_few_and_too_many_arguments(native: Native) -> None:
         ([1, *[3, 1, 8, 16, 2, 2, 0, 0, 0] * 17], "TypeError: expected the address"),
         ([1, 3, 1, 8, 16, 2, 2, 0, 0, None], "TypeError: expected integers"),
         ([0, 3, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand, or no kernel"),
-        ([1, -1, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, -2, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, -1, 0, 1, 4, 0, 0, 1, 1, 0], "TypeError: expected the address"),
         ([1, 0, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
         ([1, 9, 1, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
         ([1, 3, 0, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
@@ -494,7 +632,11 @@ def agree(
     """Hold the launcher with compiled code behind it against ``supports``; whether they accept."""
     native.count.value = -1
     try:
-        native.launch(constraints)(*tensors(*operands))
+        if native.launch(constraints)(*tensors(*operands)) is False:
+            # Nothing to do: native code leaves the checks to Python.
+            assert native.count.value == -1
+            assert all(0 in operands[i].shape for i, item in enumerate(constraints) if item.written)
+            return bool(supports(constraints, operands))
         accepted = compiled_code_accepts(constraints, native.seen[: len(operands)])
     except Refused:
         assert native.count.value == -1
@@ -668,14 +810,17 @@ def test_numbers_are_alike_if_they_are_of_one_type(native: Native, numbered: lis
     assert choose(a, 0.5, numbered[3]) == 1
     assert choose(a, 0.25) == 3
     assert choose(a, 1) is False
+    assert choose(a, None) is False
     assert choose(a) is False
+    assert choose(a, None, numbered[4]) == 2
+    assert choose(a, None) == 4
 
 
 def test_what_cannot_be_remembered_is_not(native: Native, numbered: list[Function]) -> None:
     choose = native.dispatch_cache()
     (a,) = tensors(LIKE)
     deep = Tensor(describe((1,) * 9, "f16", device=0))
-    for arguments in ([Tensor(LIKE, strided=False)], [deep], [None], [a, None], [a] * 17):
+    for arguments in ([Tensor(LIKE, strided=False)], [deep], [b""], [a, b""], [a] * 17):
         assert choose(*arguments) is False
         assert choose(*arguments, numbered[1]) == 0
         assert choose(*arguments) is False

@@ -55,6 +55,7 @@ OPERAND_CHANGES: dict[str, Any] = {
     "compact": True,
     "scale": Scale("b", 32),
     "multiples": (1, 128, 64),
+    "extent_bits": 64,
 }
 
 

@@ -1,0 +1,175 @@
+"""Extents that follow from named ones, and descriptions of operands: what is refused, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cutlass_aot.errors import CorruptFile, GeneratorError, OperandError
+from cutlass_aot.schema.codec import from_plain, to_plain
+from cutlass_aot.schema.kernels.constraints import (
+    MAX_RELATIONS,
+    NONE,
+    Extent,
+    OperandConstraint,
+    Operands,
+    extent_of,
+)
+from cutlass_aot.schema.kernels.declaration import Operand
+from cutlass_aot.schema.kernels.operands import NOTHING, describe, packed, supports, told
+
+
+@pytest.mark.parametrize(
+    ("text", "extent"),
+    [
+        ("G", (1, "G", 0)),
+        ("4 * G", (4, "G", 0)),
+        ("4*G", (4, "G", 0)),
+        (" 2 * K - 1 ", (2, "K", -1)),
+        ("B+1", (1, "B", 1)),
+        ("1 * G + 0", (1, "G", 0)),
+    ],
+)
+def test_the_text_of_an_extent(text: str, extent: tuple[int, str, int]) -> None:
+    found = extent_of(text)
+    assert found == extent
+    assert extent_of(str(found)) == extent
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "4",
+        "4 *",
+        "* G",
+        "G * 4",
+        "0 * G",
+        "-1 * G",
+        "G + H",
+        "G / 2",
+        "2 * 3 * G",
+        "G + 99999999999",
+        "*",
+    ],
+)
+def test_what_is_no_extent(text: str) -> None:
+    assert extent_of(text) is None
+
+
+def test_an_extent_and_the_one_it_follows_from() -> None:
+    extent = Extent(4, "G", 1)
+    assert [extent.of(named) for named in (0, 1, 8)] == [1, 5, 33]
+    assert [value for value in range(-8, 12) if extent.is_possible(value)] == [1, 5, 9]
+    assert [extent.named(value) for value in (1, 5, 33)] == [0, 1, 8]
+
+
+def read(*operands: Any) -> Any:
+    return from_plain(Operands, [to_plain(operand) for operand in operands], "operands")
+
+
+def constraint(name: str = "x", **changes: Any) -> OperandConstraint:
+    return OperandConstraint(name, "f32", ("B", "4 * G"), -1, 1, 4)._replace(**changes)
+
+
+def test_records_have_relations_widths_and_none() -> None:
+    operands = (constraint(extent_bits=64), Operand("mask", None, ("B",), written=True).constraint())
+    assert operands[1] == OperandConstraint("mask", NONE, (), 0, 1, 1)
+    assert read(*operands) == operands
+
+
+@pytest.mark.parametrize(
+    ("operands", "problem"),
+    [
+        ([constraint(extents=("B", "4*G"))], "impossible extents"),
+        ([constraint(extents=("B", "G/2"))], "impossible extents"),
+        ([constraint(extents=("B", ""))], "impossible extents"),
+        ([constraint(extent_bits=16)], "extents of 16 bits"),
+        ([constraint(), constraint("y", extent_bits=64)], "extent B has 32 bits in one operand and 64"),
+        ([constraint(dtype=NONE)], "an unknown element type 'none'"),
+        ([constraint(dtype=NONE, extents=(), contiguous=0, written=True)], "an unknown element type"),
+        (
+            [constraint(f"x{i}", extents=(f"{i + 2} * A", f"{i + 2} * B")) for i in range(9)],
+            f"at most {MAX_RELATIONS} relations between extents, got 18",
+        ),
+    ],
+)
+def test_a_record_with_impossible_extents_is_refused(operands: list[OperandConstraint], problem: str) -> None:
+    with pytest.raises(CorruptFile, match=problem):
+        read(*operands)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"extents": "TN"}, "expected a tuple such as"),
+        ({"extents": 5}, "expected a tuple such as"),
+        ({"extents": ("T", "N / 2")}, "a relation such as '4 \\* G'"),
+        ({"dtype": ["f32"]}, "unknown element type"),
+        ({"alignment": 16.0}, "alignment 16.0: expected a whole number"),
+        ({"divisibility": 1.5}, "divisibility 1.5: expected a whole number"),
+        ({"contiguous": "t"}, "contiguous 't': expected a whole number"),
+        ({"extent_bits": 16}, "extents of 16 bits: expected 32 or 64"),
+    ],
+)
+def test_a_declared_operand_that_is_impossible_is_refused(changes: dict[str, Any], problem: str) -> None:
+    values: dict[str, Any] = {"name": "x", "dtype": "f32", "extents": ("T", 64), **changes}
+    with pytest.raises(GeneratorError, match=problem):
+        Operand(**values).constraint()
+
+
+def test_relations_are_written_alike_in_a_record() -> None:
+    assert Operand("x", "f32", ("B", "4*G", "B+1")).constraint().extents == ("B", "4 * G", "B + 1")
+
+
+def test_packed_operands_follow_their_relations() -> None:
+    x = constraint(extents=("B + 1", "4 * G", 64))
+    (found, nothing) = packed([x, Operand("mask", None, ()).constraint()], {"B": 2, "G": 3})
+    assert found.shape == (3, 12, 64)
+    assert nothing is NOTHING
+
+
+def test_what_an_extent_tells_of_a_named_one() -> None:
+    assert [told(name, 9) for name in ("G", "4 * G + 1", "B + 1")] == [("G", 9), ("G", 2), ("B", 8)]
+
+
+def test_an_extent_of_a_relation_alone_is_checked() -> None:
+    assert supports([constraint()], [describe((3, 8), "f32")])
+    assert "expected an extent of 4 * G, got 9" in supports([constraint()], [describe((3, 9), "f32")]).reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "more", "problem"),
+    [
+        ((1.5,), "bf16", {}, r"shape: expected whole numbers, got \(1.5,\)"),
+        (("2",), "bf16", {}, "shape: expected whole numbers"),
+        ((None,), "bf16", {}, "shape: expected whole numbers"),
+        (5, "bf16", {}, "shape: expected whole numbers, got 5"),
+        ("ab", "bf16", {}, "shape: expected whole numbers, got 'ab'"),
+        ((-1,), "bf16", {}, "negative extent"),
+        ((2,), "bf17", {}, "unknown dtype 'bf17'"),
+        ((2,), ["bf16"], {}, "unknown dtype"),
+        ((2,), None, {}, "unknown dtype None"),
+        ((2,), NONE, {}, "unknown dtype 'none'"),
+        ((2,), "bf16", {"strides": (1.5,)}, "strides: expected whole numbers"),
+        ((2,), "bf16", {"strides": 3}, "strides: expected whole numbers"),
+        ((2,), "bf16", {"strides": (1, 1)}, "differ in rank"),
+        ((2,), "bf16", {"address": "x"}, "address: expected whole numbers"),
+        ((2,), "bf16", {"address": -3}, "expected an address of 0 or more"),
+        ((2,), "bf16", {"device": "cuda"}, "device: expected whole numbers"),
+        ((2,), "bf16", {"device": 1.0}, "device: expected whole numbers"),
+    ],
+)
+def test_what_describes_no_operand_is_refused(
+    shape: Any, dtype: Any, more: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(OperandError, match=problem):
+        describe(shape, dtype, **more)
+
+
+def test_numbers_of_numpy_describe_an_operand() -> None:
+    numpy = pytest.importorskip("numpy")
+    found = describe(numpy.array([2, 3]), "bf16", strides=(numpy.int32(3), 1), device=numpy.int64(0))
+    assert found == describe((2, 3), "bf16", device=0)
+    assert {type(extent) for extent in (*found.shape, *found.strides)} == {int}
