@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.builder.plan.known_bad import known_bad
 from cutlass_aot.errors import CompileError, CutlassAotError, KernelNotFound, OperandError, ToolchainError
+from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device_profiles import (
     CLUSTER_SIZES,
@@ -334,7 +335,7 @@ def compile_record(kernel: Kernel, generator: Generator) -> Compiled:
     except CutlassAotError:
         raise
     except Exception as error:
-        raise CompileError(f"{kernel.name} does not compile: {type(error).__name__}: {error}") from error
+        raise CompileError(f"{kernel.name} does not compile: {explain(error)}") from error
     if not callable(function) or getattr(function, "engine", function) is None:
         raise CompileError(
             f"{kernel.name} was compiled and cannot be called in this process: the DSL's architecture is "
