@@ -122,7 +122,11 @@ def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[
     targets = runnable_targets(kernel.targets, gpu.capability)
     generator = DeclaredGenerator(kernel)
     with _lock:
-        record = generator.kernel(values, targets[0]) if targets else None
+        # Of those that differ in tuning, the first: no caller waits for the others to be compiled.
+        records = (
+            generator.kernel(every, target) for target in targets[:1] for every in kernel.combinations(values)
+        )
+        record = next(filter(None, records), None)
         if record is None:
             raise KernelNotFound(
                 f"{kernel.call_text(values)} has no kernel for compute capability {gpu.capability[0]}."

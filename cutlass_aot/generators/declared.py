@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cutlass_aot.errors import CompileError, GeneratorError
+from cutlass_aot.errors import CompileError, GeneratorError, ManifestError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.manifest.kernels import TABLE_KEYS
@@ -13,6 +13,7 @@ from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.opened.filters import GENERAL_FILTERS
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.cost import GPU_NAMES, names_of, numbers_of
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -43,14 +44,16 @@ class DeclaredGenerator:
         self.modules: tuple[str, ...] = tuple(
             sorted({declared.function.__module__, *declared.modules, *OWN_MODULES})
         )
-        taken = sorted({*declared.params} & {*TABLE_KEYS, *GENERAL_FILTERS})
+        values = {**declared.params, **declared.tuning}
+        taken = sorted({*values} & {*TABLE_KEYS, *GENERAL_FILTERS})
         if taken:
             raise GeneratorError(
                 f"kernel {declared.name!r} ({declared.location}): parameter {taken[0]!r} has the name of a "
                 "key that manifests or listings have already: give it another one"
             )
         self.design: Mapping[str, str] = {
-            key: f"parameter: {', '.join(map(str, values))}" for key, values in declared.params.items()
+            key: f"{'tuning' if key in declared.tuning else 'parameter'}: {', '.join(map(str, known))}"
+            for key, known in values.items()
         }
 
     def targets(self, operation: str) -> tuple[str, ...]:
@@ -67,26 +70,48 @@ class DeclaredGenerator:
                 yield kernel
 
     def kernel(self, values: Parameters, target: str) -> Kernel | None:
-        """The record for these parameters; None if the decorated function has none for them."""
+        """The record for these values of all parameters; None if the decorated function has none for them."""
         answer = ask(self.declared, values)
         if answer is None:
             return None
+        if self.declared.cost:
+            self._check_cost(values, answer.operands)
+        tuning = self.declared.tuning
         return Kernel.make(
             operation=self.name,
             generator=self.name,
             operands=answer.operands,
             accumulator="",
-            design={},
+            design={key: value for key, value in values.items() if key in tuning},
             target=target,
-            parameters=values,
+            parameters={key: value for key, value in values.items() if key not in tuning},
+            cost=self.declared.cost,
         )
+
+    def _check_cost(self, values: Parameters, operands: Sequence[OperandConstraint]) -> None:
+        """Refuse a cost formula that could not be evaluated when a kernel is chosen."""
+        where = f"kernel {self.name!r} ({self.declared.location})"
+        try:
+            names = names_of(self.declared.cost)
+        except ManifestError as error:
+            raise GeneratorError(f"{where}: {error}") from None
+        extents = {name for operand in operands for name in operand.extents if isinstance(name, str)}
+        known = {*extents, *numbers_of(values), *GPU_NAMES}
+        if names - known:
+            raise GeneratorError(
+                f"{where}: cost: {min(names - known)!r} is none of the extents, of the parameters that are "
+                f"numbers, or of the GPU's numbers: expected some of {', '.join(sorted(known))}"
+            )
+        twice = sorted(names & ((extents & {*values}) | ({*extents, *values} & {*GPU_NAMES})))
+        if twice:
+            raise GeneratorError(f"{where}: cost: {twice[0]!r} means two things: give one another name")
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel from its record's parameters."""
         # Imported here, in a worker: the command line imports this module without the DSL.
         from cutlass_aot.generators import dsl
 
-        answer = ask(self.declared, dict(kernel.parameters))
+        answer = ask(self.declared, {**dict(kernel.parameters), **dict(kernel.design)})
         if answer is None or answer.operands != kernel.operands:
             raise CompileError(
                 f"{kernel.name}: {self.declared.location} describes other operands than when it was planned: "

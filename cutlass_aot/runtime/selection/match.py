@@ -210,13 +210,23 @@ def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
 
 def problem_extents(group: GroupEntry, query: Query) -> Extents:
     """Extents of the problem by their names in the group's constraints; 1 for a name that does not occur."""
-    extents: dict[str | int, int] = {}
+    extents = named_extents(group, query)
+    return Extents(extents.get("L", 1), extents.get("M", 1), extents.get("N", 1), extents.get("K", 1))
+
+
+def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
+    """The extents of a query by their names in the constraints of a group that serves it."""
+    # A batch that no operand of the call has is one of 1.
+    extents = {
+        name: 1 for constraint in group.operands for name in constraint.extents if isinstance(name, str)
+    }
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
             names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
-            extents.update(zip(names, operand.shape, strict=True))
-    return Extents(extents.get("L", 1), extents.get("M", 1), extents.get("N", 1), extents.get("K", 1))
+            pairs = zip(names, operand.shape, strict=True)
+            extents.update((name, extent) for name, extent in pairs if isinstance(name, str))
+    return extents
 
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:

@@ -43,7 +43,7 @@ from cutlass_aot.schema.kernels.constraints import Operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 10
+SCHEMA = 11
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
@@ -100,6 +100,7 @@ class GroupEntry(NamedTuple):
         libraries: host to the libraries with the kernels' host code, the same number for each host.
         rankings: measured ones first, then by GPU.
         requests: requests of a program that its kernels answer; None if kernels are found by operands.
+        cost: formula of :mod:`~cutlass_aot.schema.kernels.cost` that kernels are chosen by, ``""`` for none.
     """
 
     name: str
@@ -115,6 +116,7 @@ class GroupEntry(NamedTuple):
     rankings: tuple[RankingReference, ...] = ()
     parameters: Annotated[Values, AS_MAP] = NO_VALUES
     requests: FileReference | None = None
+    cost: str = ""
 
     @property
     def files(self) -> tuple[FileReference, ...]:

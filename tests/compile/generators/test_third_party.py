@@ -61,12 +61,17 @@ def outcome(call, *operands, **named):
 (installed,) = cutlass_aot.installed_bundles()
 print(installed.name, installed.version, installed.distribution)
 for dtype in ("f32", "bf16"):
-    function = axpy(dtype=dtype, threads=256)
+    function = axpy(dtype=dtype)
     print(*(kernel.target for kernel in function.kernels()))
     outcome(function, *(vector(1000, dtype=dtype) for _ in range(3)), 2.0)
-outcome(axpy("f32", 256), vector(1000), vector(999), vector(1000), alpha=2.0)
-outcome(axpy, "f32", 128)
+outcome(axpy("f32"), vector(1000), vector(999), vector(1000), alpha=2.0)
+outcome(axpy, "f16")
 bundle = cutlass_aot.open_installed("axpy")
+for count in (1000, 1_000_000):
+    x = cutlass_aot.describe((count,), "f32")
+    named = {"operation": "axpy", "parameters": {"dtype": "f32"}, "target": "sm_90a"}
+    choice = bundle.choose(x, x, x, 2.0, **named)
+    print(choice.kernel.design["threads"], choice.tier, choice.reason)
 x, scale, out = vector(7, 100), vector(100), vector(7, 100)
 print(len(bundle.find(x, scale, out, operation="column_scale")))
 outcome(bundle.run, "column_scale", x, scale, out)
@@ -160,11 +165,13 @@ def test_its_wheel_serves_where_there_is_no_dsl(wheels, tmp_path):
     assert lines[0] == "axpy 0.3.0 cutlass-aot-bundle-axpy"
     # The call passes the checks of compiled code and ends where the driver is asked for.
     for targets, called in (lines[1:3], lines[3:5]):
-        assert targets == "sm_80 sm_90a"
+        assert targets == "sm_80 sm_80 sm_90a sm_90a"
         assert called.startswith("DeviceError kernel axpy-")
         assert "there is no NVIDIA driver" in called
     assert "operand `y` is unsupported: expected extent N = 1000 as `x` has, got 999" in lines[5]
-    assert lines[6].startswith("KernelNotFound no kernel axpy(dtype='f32', threads=128) for any GPU")
-    assert lines[7] == "1"
-    assert lines[8].startswith("DeviceError kernel column_scale-")
-    assert lines[9:] == ["build side:"]
+    assert lines[6].startswith("KernelNotFound no kernel axpy(dtype='f16') for any GPU")
+    assert lines[7] == "128 declared the least by the cost formula of its declaration, 192"
+    assert lines[8] == "256 declared the least by the cost formula of its declaration, 9600"
+    assert lines[9] == "1"
+    assert lines[10].startswith("DeviceError kernel column_scale-")
+    assert lines[11:] == ["build side:"]
