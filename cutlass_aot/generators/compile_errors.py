@@ -56,7 +56,7 @@ def place_of(error: BaseException) -> tuple[str, int, str] | None:
 
 
 def _is_of_an_author(file: Path, others: list[Path]) -> bool:
-    """Whether a file is not in one of these folders, nor one of this package that is no kernel's source."""
+    """Whether a file is not in one of these folders, nor in this package, unless it is a kernel's source."""
     if file.is_relative_to(_OWN):
         folder, *inner = file.relative_to(_OWN).parts
         return folder == "kernels" or (folder == "generators" and len(inner) > 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import CompileError, GeneratorError, ManifestError
@@ -55,6 +55,11 @@ class DeclaredGenerator:
             key: f"{'tuning' if key in declared.tuning else 'parameter'}: {', '.join(map(str, known))}"
             for key, known in values.items()
         }
+
+    @property
+    def reference(self) -> Callable[..., Any] | None:
+        """The function that the author declared to compute the same; None if there is none."""
+        return self.declared.reference_function
 
     def targets(self, operation: str) -> tuple[str, ...]:
         """The declared targets."""

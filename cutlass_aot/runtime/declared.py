@@ -132,6 +132,7 @@ class DeclaredKernel:
         self.modules = modules
         self.version = version
         self.function = function
+        self.reference_function: Callable[..., Any] | None = None
         self.__doc__ = function.__doc__
         # By parameter values, and also by each form of call that was made with them.
         self._functions: dict[tuple[Any, ...], PrebuiltFunction] = {}
@@ -172,6 +173,15 @@ class DeclaredKernel:
             self._calls[called] = found
         found.require()
         return found
+
+    def reference(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Say what the kernel computes; decorates a function on torch tensors, and returns it.
+
+        It takes the operands in their order, as they are before a launch, and returns those that the kernel
+        writes: one, or a tuple in their order. ``cutlass-aot try`` compares the kernel with it.
+        """
+        self.reference_function = function
+        return function
 
     def combinations(self, params: Parameters | None = None) -> Iterator[dict[str, DesignValue]]:
         """Every combination of the declared values of all parameters; with ``params``, of those of tuning."""

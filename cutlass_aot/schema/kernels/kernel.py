@@ -36,7 +36,7 @@ class Kernel:
         workspace_bytes: bytes of device memory a launch needs beside its operands.
         parameters: what else decides the result, beside the operation and the operands, sorted by name.
         cost: formula of :mod:`~.cost` by which kernels of its group are chosen; ``""`` for none. It decides
-            nothing of the code, and is no part of the digest.
+            nothing of the code, and is not part of the digest.
     """
 
     operation: str
