@@ -154,7 +154,7 @@ def target_for(
     """The target to compile for: the one asked for, else the best for the GPU at hand, else the first.
 
     Raises:
-        GeneratorError: if the generator has it not, or none that this GPU runs.
+        GeneratorError: if the generator has no such operation or target.
     """
     targets = generator.targets(operation)
     if not targets:

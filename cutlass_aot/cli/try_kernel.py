@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutlass_aot.cli.options import json_option, plugin_option
+from cutlass_aot.cli.options import extent_option, extents_given, json_option, pairs_given, plugin_option
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import DeviceError, GeneratorError
-from cutlass_aot.schema.kernels.operands import MAX_EXTENT
 from cutlass_aot.schema.words import plural, size
 
 if TYPE_CHECKING:
@@ -33,13 +32,7 @@ if TYPE_CHECKING:
     metavar="NAME=PATTERN",
     help="A parameter or a name in the design, such as threads=256; the first kernel that matches is taken.",
 )
-@click.option(
-    "--extent",
-    "extents",
-    multiple=True,
-    metavar="NAME=NUMBER",
-    help="An extent of the operands to run on, such as N=1000000.",
-)
+@extent_option
 @click.option("--operation", help="What is computed, for a generator of several operations.")
 @click.option(
     "--dtypes", default="", help="Element types of the operands, where a manifest names them: f32.f32.f32."
@@ -84,8 +77,8 @@ def command(
     from cutlass_aot.generators.registry import import_plugin
     from cutlass_aot.manifest.filters import DesignFilter
 
-    filters = [DesignFilter(name, (pattern,)) for name, pattern in _pairs(where, "--where")]
-    sizes = {name: _number(name, text) for name, text in _pairs(extents, "--extent")}
+    filters = [DesignFilter(name, (pattern,)) for name, pattern in pairs_given(where, "--where")]
+    sizes = extents_given(extents)
     for plugin in plugins:
         import_plugin(plugin)
     reference = _found(kernel)
@@ -107,20 +100,6 @@ def command(
         for problem_text in tried.problems:
             say(f"error: {problem_text}", err=True)
     return 1 if tried.problems or (outcome is not None and not outcome.good) else 0
-
-
-def _pairs(items: tuple[str, ...], option: str) -> list[tuple[str, str]]:
-    found = [item.partition("=") for item in items]
-    for item, (name, equals, value) in zip(items, found, strict=True):
-        if not (name and equals and value):
-            raise click.BadParameter(f"{item!r}: expected a name, = and a value", param_hint=option)
-    return [(name, value) for name, _, value in found]
-
-
-def _number(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= MAX_EXTENT:
-        raise click.BadParameter(f"{name}={text}: expected a whole number from 1", param_hint="--extent")
-    return int(text)
 
 
 def _found(kernel: str) -> GeneratorReference:

@@ -11,7 +11,7 @@ from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, is_own
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -211,6 +211,8 @@ def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
 def problem_extents(group: GroupEntry, query: Query) -> Extents:
     """Extents of the problem by their names in the group's constraints; 1 for a name that does not occur."""
     extents = named_extents(group, query)
+    if is_own(extents):
+        return OwnExtents.of(extents)
     return Extents(extents.get("L", 1), extents.get("M", 1), extents.get("N", 1), extents.get("K", 1))
 
 

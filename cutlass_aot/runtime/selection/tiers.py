@@ -1,6 +1,6 @@
 """Choose a kernel for a problem: six tiers, each a pure function; :func:`prefer` asks them in order.
 
-1. ``tuned``: this very problem was measured on this model of GPU.
+1. ``tuned``: this very problem was measured on this model of GPU; or, of what is not a GEMM, one near it.
 2. ``fitted``: the cost model (:mod:`~.selection.cost_model`), fitted to measurements on this model of GPU.
 3. ``scaled``: the same, fitted on another model of GPU and scaled to this one.
 4. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
@@ -22,7 +22,7 @@ from cutlass_aot.runtime.selection.cost_model import (
     microseconds,
 )
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, RankedProblem, Ranking
 
 NEAR = 2.0
 """Largest distance of near problems of a modelled ranking: octaves, in the extent that differs most."""
@@ -170,7 +170,8 @@ def prefer(
         found = fitted(fit, candidates(), extents, machine, here=fit is known.measured, fastest=fastest)
     else:
         found = (
-            modelled(known.modelled(), extents)
+            (known.measured and isinstance(extents, OwnExtents) and near(known.measured, extents))
+            or modelled(known.modelled(), extents)
             or (costs and declared(costs()))
             or default_order(candidates(), extents, machine, fastest)
         )
@@ -208,6 +209,15 @@ def tuned(
     places = {**times, **{digest: time * DOUBT for digest, time in expected.items()}}
     order = tuple(sorted(places, key=places.__getitem__))
     return Preference("tuned", reason, order, tuple({**times, **expected}[digest] for digest in order))
+
+
+def near(ranking: Ranked, extents: Extents) -> Preference | None:
+    """The first tier without a cost model to go by: measured times of a problem near this one."""
+    problem = ranking.nearest(extents)
+    if problem is None:
+        return None
+    known = extents.like(problem.extents)
+    return Preference("tuned", f"{known}, near {extents}, was measured", problem.kernels)
 
 
 def fitted(

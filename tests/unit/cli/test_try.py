@@ -46,11 +46,11 @@ def run(tried: TriedKernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(gpu, "import_torch", lambda ordinal: SimpleNamespace())
 
     def call(outcome: Outcome, *arguments: str) -> tuple[Any, str, str]:
-        asked = []
-        monkeypatch.setattr(reference_run, "run", lambda *given: asked.append(given) or outcome)
+        given_to_it = []
+        monkeypatch.setattr(reference_run, "run", lambda *given: given_to_it.append(given) or outcome)
         with pytest.raises(SystemExit) as caught:
             main(["try", "tuned", "--plugin", "tests.support.declared_kernels", *arguments])
-        _, ordinal, handle, reference, extents = asked[0]
+        _, ordinal, handle, reference, extents = given_to_it[0]
         assert (ordinal, handle.kernel, reference) == (0, tried.kernel, tuned.reference_function)
         assert extents == {"N": 1000 if arguments[:1] == ("--extent",) else 1 << 24}
         captured = capsys.readouterr()
@@ -89,7 +89,7 @@ def test_without_a_reference_nothing_is_said_to_be_right(run: Try) -> None:
     assert "error          not known: tuned declares no reference function\n" in out
 
 
-def test_the_target_is_the_one_asked_for_or_the_gpus_or_the_first() -> None:
+def test_the_target_is_the_one_given_to_it_for_or_the_gpus_or_the_first() -> None:
     generator = DeclaredGenerator(scale_rows)
     assert target_for(generator, "scale_rows", None, None) == "sm_90a"
     assert target_for(generator, "scale_rows", None, (10, 0)) == "sm_100a"

@@ -36,6 +36,7 @@ from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from tests.support import declared_kernels
 from tests.support.bundles import write_bundle
 from tests.support.declared_kernels import (
@@ -610,6 +611,33 @@ def test_a_problem_takes_the_kernel_with_the_least_cost(tmp_path):
     assert many.kernel.design == {"threads": 256, "wide": True}
     assert [dict(item.kernel.design)["threads"] for item in many.expected] == [256, 256, 128]
     assert [item.kernel for item in many.expected] == bundle.find(*described(1_000_000), **named)
+
+
+def test_measured_times_go_before_the_formula_also_those_of_a_problem_near(tmp_path):
+    kernels = tuned_records()
+    slow, fast, wide = (kernel.digest for kernel in kernels)
+    measured = Ranking(
+        group=kernels[0].group,
+        gpu="NVIDIA H200",
+        measured=True,
+        origin="tuned",
+        problems=RankedProblems.of(
+            [RankedProblem(Extents(1, 1000, 1, 1), (wide, slow, fast), (1e-6, 2e-6, 3e-6))]
+        ),
+    )
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels, rankings=[measured]))
+    named = {"operation": "tuned", "parameters": {"dtype": "f32"}, "gpu": "NVIDIA H200"}
+    same = bundle.choose(*described(1000), **named)
+    assert (same.kernel.digest, same.tier) == (wide, "tuned")
+    assert same.reason == "N = 1000 was measured: 1.0 µs, the best of 3"
+    assert bundle.find(*described(1000), **named)[1].digest == slow
+    near = bundle.choose(*described(1500), **named)
+    assert (near.kernel.digest, near.reason) == (wide, "N = 1000, near N = 1500, was measured")
+    far = bundle.choose(*described(1_000_000), **named)
+    assert far.tier == "declared"
+    other = bundle.choose(*described(1000), **{**named, "gpu": "NVIDIA H100"})
+    assert other.tier == "declared"
+    assert other.reason.endswith("; measured on NVIDIA H200, not on 'NVIDIA H100'")
 
 
 def test_without_a_formula_the_reason_claims_no_time(tmp_path):

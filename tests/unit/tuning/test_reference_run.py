@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from cutlass_aot import Operand
-from cutlass_aot.errors import OperandError, TuningError
+from cutlass_aot.errors import LaunchError, OperandError, TuningError
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
+from cutlass_aot.schema.tuning.tuning import TunedProblem
+from cutlass_aot.tuning.gpu import GpuBench
 from cutlass_aot.tuning.reference_run import NUMBER, run, usual_extents
+from cutlass_aot.tuning.search import Effort
+from cutlass_aot.tuning.session import Job
 from tests.support.pretend_gpu import PretendGpu
 
 AXPY = tuple(
@@ -27,6 +33,9 @@ AXPY = tuple(
 class AxpyKernel:
     """Adds ``alpha * x`` to ``out``, in two microseconds."""
 
+    seconds = 2e-6
+    digest = ""
+
     def __init__(self, gpu: PretendGpu, scale: float = 1.0, operands: Any = AXPY) -> None:
         self.gpu = gpu
         self.scale = scale
@@ -34,10 +43,15 @@ class AxpyKernel:
         self.calls: list[Any] = []
 
     def launch(self, x: Any, out: Any, index: Any, alpha: float) -> None:
-        self.gpu.now += 2e-6
+        self.gpu.now += self.seconds
         self.calls.append((x, out, index, alpha))
         if len(self.calls) == 1:
             out.add_(self.scale * alpha * x)
+
+
+class Refusing(AxpyKernel):
+    def launch(self, x: Any, out: Any, index: Any, alpha: float) -> None:
+        raise LaunchError("refused")
 
 
 def reference(x: Any, out: Any, index: Any, alpha: float) -> Any:
@@ -105,3 +119,27 @@ def test_extents_are_those_given_and_usual_ones() -> None:
     assert usual_extents(AXPY, {"N": 7}) == {"M": 4096, "N": 7}
     with pytest.raises(OperandError, match="no operand has an extent 'K': expected one of M, N"):
         usual_extents(AXPY, {"K": 1})
+
+
+def test_the_bench_ranks_what_is_right_and_names_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "l2_bytes", lambda ordinal: 1 << 16)
+    monkeypatch.setattr(cuda_driver, "bus_id", lambda ordinal: "0000:00:00.0")
+    monkeypatch.setattr("cutlass_aot.tuning.gpu.WARM_UP_SECONDS", 0.0)
+    gpu = PretendGpu()
+    members = [AxpyKernel(gpu), AxpyKernel(gpu, scale=2.0), Refusing(gpu), AxpyKernel(gpu)]
+    for index, member in enumerate(members):
+        member.digest = str(index) * 64
+    members[3].seconds = 1e-6
+    extents = OwnExtents.of(EXTENTS)
+    job = Job("0" * 64, "axpy", tuple(members), (extents,), reference)  # type: ignore[arg-type]
+    with GpuBench(gpu, 0, Effort()) as bench:
+        found = bench.measure(job, extents)
+    assert isinstance(found, TunedProblem)
+    assert [(digest[0], time) for digest, time in found.ranked] == [
+        ("3", pytest.approx(1.0)),
+        ("0", pytest.approx(2.0)),
+    ]
+    assert [digest[0] for digest, _ in found.failed] == ["1", "2"]
+    assert found.failed[0][1].endswith("expected at most 0.016")
+    assert found.failed[1][1] == "refused"
+    assert found.extents == Extents(1, 64, 96, 1)
