@@ -63,3 +63,29 @@ def test_a_wrong_result_is_an_exit_status_of_one(folder: Path) -> None:
         declared.write_text(right)
     assert done.returncode == 1
     assert "WRONG" in done.stdout
+
+
+def test_a_bundle_of_it_is_tuned_by_its_own_extents(folder: Path, tmp_path: Path) -> None:
+    package = folder / "soft_cap"
+    manifest = package / "tuned.toml"
+    manifest.write_text('plugins = ["soft_cap_kernels.declared"]\n' + (package / "soft_cap.toml").read_text())
+    (package / "shapes.toml").write_text("[vectors]\nN = [1000, 1000000]\n")
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{package}"}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "cutlass_aot", *arguments],
+            cwd=package, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("build", "tuned.toml", "--out", str(tmp_path), "--store", str(tmp_path / "store"))
+    bundle = str(tmp_path / "soft_cap")
+    plugin = ("--plugin", "soft_cap_kernels.declared")
+    run("tune", bundle, "--shapes", "shapes.toml", "-o", str(tmp_path / "t.json"), "--apply", bundle, *plugin)
+    model = json.loads((tmp_path / "t.json").read_text())["gpu"]
+    chosen = run("choose", bundle, "--extent", "N=1000000", "--gpu", model, "--dtypes", "f32*")
+    assert "tuned: N = 1000000 was measured: " in chosen
+    near = run("choose", bundle, "--extent", "N=1500000", "--gpu", model, "--dtypes", "f32*")
+    assert "tuned: N = 1000000, near N = 1500000, was measured" in near
