@@ -101,13 +101,14 @@ class DeclaredGenerator:
         except ManifestError as error:
             raise GeneratorError(f"{where}: {error}") from None
         extents = {name for operand in operands for name in operand.extents if isinstance(name, str)}
-        known = {*extents, *numbers_of(values), *GPU_NAMES}
+        own = numbers_of(values)
+        known = {*extents, *own, *GPU_NAMES}
         if names - known:
             raise GeneratorError(
                 f"{where}: cost: {min(names - known)!r} is none of the extents, of the parameters that are "
                 f"numbers, or of the GPU's numbers: expected some of {', '.join(sorted(known))}"
             )
-        twice = sorted(names & ((extents & {*values}) | ({*extents, *values} & {*GPU_NAMES})))
+        twice = sorted(names & ((extents & {*own}) | ({*extents, *own} & {*GPU_NAMES})))
         if twice:
             raise GeneratorError(f"{where}: cost: {twice[0]!r} means two things: give one another name")
 

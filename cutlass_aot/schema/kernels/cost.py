@@ -40,8 +40,14 @@ def names_of(text: str) -> frozenset[str]:
 
 
 def numbers_of(values: Mapping[str, DesignValue]) -> dict[str, float]:
-    """The values that a formula can read: numbers, and switches as 0 and 1."""
-    return {name: float(value) for name, value in values.items() if isinstance(value, (bool, int, float))}
+    """The values that a formula can read: numbers, switches as 0 and 1, ``tile_0`` and so on of a tuple."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, tuple):
+            found |= {f"{name}_{index}": float(item) for index, item in enumerate(value)}
+        elif not isinstance(value, str):
+            found[name] = float(value)
+    return found
 
 
 def cost_of(text: str, values: Mapping[str, float]) -> float:
