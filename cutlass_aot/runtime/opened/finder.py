@@ -38,7 +38,8 @@ class Expected(NamedTuple):
 
     Attributes:
         kernel: the kernel.
-        microseconds: its time, measured at this problem or estimated; None if the problem is not a GEMM.
+        microseconds: its time, measured at this problem or estimated; None if neither is known, as of kernels
+            that are not GEMMs.
         bound: what takes most of it, ``launch``, ``compute`` or ``memory``; ``""`` if that is not known.
     """
 
@@ -204,7 +205,7 @@ class _Match(NamedTuple):
         found = []
         for handle in self.ordered():
             own = estimates.get(handle.digest)
-            time = None if own is None else times.get(handle.digest, own.microseconds)
+            time = times.get(handle.digest, None if own is None else own.microseconds)
             found.append(Expected(handle, time, "" if own is None else own.bound))
         return tuple(found)
 

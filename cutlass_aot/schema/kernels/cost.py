@@ -41,7 +41,7 @@ def names_of(text: str) -> frozenset[str]:
 
 def numbers_of(values: Mapping[str, DesignValue]) -> dict[str, float]:
     """The values that a formula can read: numbers, switches as 0 and 1, ``tile_0`` and so on of a tuple."""
-    found = {}
+    found: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, tuple):
             found |= {f"{name}_{index}": float(item) for index, item in enumerate(value)}

@@ -631,7 +631,9 @@ def test_measured_times_go_before_the_formula_also_those_of_a_problem_near(tmp_p
     assert (same.kernel.digest, same.tier) == (wide, "tuned")
     assert same.reason == "N = 1000 was measured: 1.0 µs, the best of 3"
     assert bundle.find(*described(1000), **named)[1].digest == slow
+    assert [item.microseconds for item in same.expected] == pytest.approx([1.0, 2.0, 3.0])
     near = bundle.choose(*described(1500), **named)
+    assert [item.microseconds for item in near.expected] == [None] * 3
     assert (near.kernel.digest, near.reason) == (wide, "N = 1000, near N = 1500, was measured")
     far = bundle.choose(*described(1_000_000), **named)
     assert far.tier == "declared"
