@@ -220,7 +220,10 @@ def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
     """The extents of a query by their names in the constraints of a group that serves it."""
     # A batch that no operand of the call has is one of 1.
     extents = {
-        name: 1 for constraint in group.operands for name in constraint.extents if isinstance(name, str)
+        name: 1
+        for constraint in group.operands
+        for name in constraint.extents
+        if isinstance(name, str) and name.isidentifier()
     }
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
