@@ -157,7 +157,8 @@ def _run(
         return None, str(error)
     (handle,) = open_bundle(tried.bundle).kernels()
     extents = usual_extents(handle.group.operands, sizes)
-    return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
+    with torch.cuda.device(gpu):
+        return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
 
 
 def _lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,12 @@ from tests.support.declared_kernels import scale_rows, tuned
 Try = Callable[..., tuple[Any, str, str]]
 
 
+class Cuda:
+    """Stands for ``torch.cuda``, of a GPU that is made the current one."""
+
+    device = contextlib.nullcontext
+
+
 @pytest.fixture
 def tried(tmp_path: Path) -> TriedKernel:
     kernel = DeclaredGenerator(tuned).kernel({"dtype": "f32", "threads": 256, "wide": False}, "sm_90a")
@@ -43,7 +50,7 @@ def run(tried: TriedKernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(cuda_driver, "device_name", lambda ordinal: "NVIDIA H200")
     monkeypatch.setattr(cuda_driver, "machine", lambda ordinal: Machine(132, 1980, 4000))
     monkeypatch.setattr(build_side, "try_kernel", lambda *given, **named: tried)
-    monkeypatch.setattr(gpu, "import_torch", lambda ordinal: SimpleNamespace())
+    monkeypatch.setattr(gpu, "import_torch", lambda ordinal: SimpleNamespace(cuda=Cuda))
 
     def call(outcome: Outcome, *arguments: str) -> tuple[Any, str, str]:
         given_to_it = []
