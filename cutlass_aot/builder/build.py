@@ -207,9 +207,22 @@ def build_kernels(recipe: Recipe, kernels: Iterable[Kernel], output: Path, setti
     ``output``.
     """
     records = tuple(kernels)
-    tools, files = load_tools({kernel.generator for kernel in records}, recipe.hosts, settings.store)
-    selection = planning.given(records, tools.compiler.versions["nvidia-cutlass-dsl"])
+    return build_chosen(
+        recipe, {kernel.generator for kernel in records}, lambda _pool, _tools: records, output, settings
+    )
+
+
+def build_chosen(
+    recipe: Recipe,
+    generators: set[str],
+    choose: Callable[[Pool, Tools], Iterable[Kernel]],
+    output: Path,
+    settings: Settings,
+) -> BuildResult:
+    """Build a bundle of kernels of some generators; ``choose`` names them, by the pool that compiles them."""
+    tools, files = load_tools(generators, recipe.hosts, settings.store)
     with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout) as pool:
+        selection = planning.given(choose(pool, tools), tools.compiler.versions["nvidia-cutlass-dsl"])
         planned = _planned(recipe, selection, tools)
         result = _Making(planned, tools, store, settings, pool).bundle(output)
     remember_files(settings.store, files)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.builder.plan.known_bad import known_bad
 from cutlass_aot.errors import CompileError, CutlassAotError, KernelNotFound, OperandError, ToolchainError
+from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device_profiles import (
     CLUSTER_SIZES,
@@ -122,7 +123,13 @@ def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[
     generator = DeclaredGenerator(kernel)
     with _lock:
         profile = profile_of(gpu.capability, gpu.sm_count, gpu.name)
-        record = generator.kernel(values, targets[0], profile) if targets else None
+        # Of those that differ in tuning, the first: no caller waits for the others to be compiled.
+        records = (
+            generator.kernel(every, target, profile)
+            for target in targets[:1]
+            for every in kernel.combinations(values)
+        )
+        record = next(filter(None, records), None)
         if record is None:
             raise KernelNotFound(
                 f"{kernel.call_text(values)} has no kernel for compute capability {gpu.capability[0]}."
@@ -337,7 +344,7 @@ def compile_record(kernel: Kernel, generator: Generator) -> Compiled:
     except CutlassAotError:
         raise
     except Exception as error:
-        raise CompileError(f"{kernel.name} does not compile: {type(error).__name__}: {error}") from error
+        raise CompileError(f"{kernel.name} does not compile: {explain(error)}") from error
     if not callable(function) or getattr(function, "engine", function) is None:
         raise CompileError(
             f"{kernel.name} was compiled and cannot be called in this process: the DSL's architecture is "

@@ -96,7 +96,7 @@ class Failure:
     """A kernel that did not compile.
 
     Attributes:
-        reason: one line.
+        reason: a line that says what, and often further lines: where in the kernel's source, and advice.
         log: file with the compiler's output.
         machine: whether the machine is to blame (memory, disk, time, a signal): it may compile next time.
         before: whether it failed in an earlier build and was not compiled again.
@@ -107,3 +107,18 @@ class Failure:
     log: Path
     machine: bool = False
     before: bool = False
+
+    @property
+    def headline(self) -> str:
+        """The reason's first line."""
+        return headline(self.reason)
+
+    @property
+    def detail(self) -> str:
+        """The reason's further lines: where in the kernel's source, and the compiler's advice."""
+        return self.reason.strip().partition("\n")[2]
+
+
+def headline(reason: str) -> str:
+    """The first line of a reason."""
+    return reason.strip().partition("\n")[0].rstrip()

@@ -27,17 +27,19 @@ COMMANDS = {
     "installed": "List the bundles that a program would find, and why not others.",
     "key": "Make keys to sign bundles with.",
     "ls": "List the kernels of a bundle.",
+    "new": "Write a package with a kernel or a generator of your own.",
     "plan": "Say what a build would do, and why.",
     "run": "Run a program, and answer its cute.compile from bundles.",
     "show": "Show one kernel of a bundle.",
     "sign": "Sign a bundle.",
     "store": "Look into a store, check it, and remove what nobody needs.",
+    "try": "Compile one kernel, and say what it needs and how fast it is.",
     "tune": "Measure the kernels of a bundle on the GPU at hand.",
     "verify": "Check every byte of a bundle, a wheel or a store.",
     "wheel": "Pack a bundle into installable wheels.",
 }
 
-_MODULES = {"check": "generators", "installed": "ls", "key": "sign", "plan": "build"}
+_MODULES = {"check": "generators", "installed": "ls", "key": "sign", "plan": "build", "try": "try_kernel"}
 """Module of each command that stands in another command's module."""
 
 
@@ -52,7 +54,9 @@ class _Commands(click.Group):
             return None
         name = _MODULES.get(cmd_name, cmd_name)
         module = importlib.import_module(f"cutlass_aot.cli.{name}")
-        command: click.Command = getattr(module, "command" if name == cmd_name else cmd_name)
+        command: click.Command = getattr(
+            module, cmd_name if name != cmd_name and hasattr(module, cmd_name) else "command"
+        )
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,12 +18,15 @@ from cutlass_aot.cli.options import (
 )
 from cutlass_aot.cli.output.render import print_json, resumable, table
 from cutlass_aot.cli.output.terminal import say
-from cutlass_aot.schema.words import plural
+from cutlass_aot.schema.words import few, plural
 
 if TYPE_CHECKING:
     from cutlass_aot.builder.build import BuildResult
     from cutlass_aot.builder.events import Event, Listener
     from cutlass_aot.builder.inputs.up_to_date import UpToDateBundle
+    from cutlass_aot.builder.records import Failure
+
+_MAX_REASONS = 20
 
 
 @click.command("build")
@@ -136,9 +140,7 @@ def _build(
 def _tell_result(result: BuildResult, *, as_json: bool) -> int:
     if result.failures:
         if not as_json:
-            say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed:", err=True)
-            for failure in result.failures:
-                say(f"  {failure.kernel.name}\n    log: {failure.log}", err=True)
+            _tell_failures(result)
         before = sum(failure.before for failure in result.failures)
         if before:
             say(f"{before} of them failed before with this toolchain: --retry compiles again", err=True)
@@ -148,6 +150,24 @@ def _tell_result(result: BuildResult, *, as_json: bool) -> int:
         state = "written" if result.written else "up to date"
         say(f"{result.bundle}: {plural(result.kernels, 'kernel')}, {result.compiled} compiled, {state}")
     return 0
+
+
+def _tell_failures(result: BuildResult) -> None:
+    """Print each reason once, in full, with the kernels that it concerns and the log of the first."""
+    by_reason: dict[str, list[Failure]] = {}
+    for failure in result.failures:
+        by_reason.setdefault(failure.reason, []).append(failure)
+    reasons = f" for {len(by_reason)} reasons" if len(by_reason) > 1 else ""
+    say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed{reasons}:", err=True)
+    for failures in list(by_reason.values())[:_MAX_REASONS]:
+        first = failures[0]
+        say(f"\n  {first.headline or 'no reason given'}", err=True)
+        if first.detail:
+            say(indent(first.detail, "  "), err=True)
+        names = few([failure.kernel.name for failure in failures], 2)
+        say(f"  {plural(len(failures), 'kernel')}: {names}\n  log: {first.log}", err=True)
+    more = len(by_reason) - _MAX_REASONS
+    say(f"\n  and {plural(more, 'further reason')}\n" if more > 0 else "", err=True)
 
 
 @click.command("plan")

@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, json_option
+from cutlass_aot.cli.options import (
+    bundle_argument,
+    extent_option,
+    extents_given,
+    filter_options,
+    filters_given,
+    json_option,
+)
 from cutlass_aot.cli.output.render import print_json, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import KernelNotFound
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
 from cutlass_aot.schema.words import few, plural
 
 if TYPE_CHECKING:
@@ -24,10 +31,11 @@ _extent = click.IntRange(1)
 
 @click.command("choose")
 @bundle_argument
-@click.option("--m", type=_extent, required=True, help="Rows of the output.")
-@click.option("--n", type=_extent, required=True, help="Columns of the output.")
-@click.option("--k", type=_extent, required=True, help="Length of the sums.")
+@click.option("--m", type=_extent, help="Rows of the output of a GEMM.")
+@click.option("--n", type=_extent, help="Columns of it.")
+@click.option("--k", type=_extent, help="Length of the sums.")
 @click.option("--batch", type=_extent, default=1, show_default=True, help="Products in the batch.")
+@extent_option
 @click.option(
     "--gpu", metavar="MODEL", help='GPU to choose for, as the driver names it, such as "NVIDIA H200".'
 )
@@ -42,29 +50,46 @@ _extent = click.IntRange(1)
 @json_option
 def command(
     bundle: Path,
-    m: int,
-    n: int,
-    k: int,
+    m: int | None,
+    n: int | None,
+    k: int | None,
     batch: int,
+    extents: tuple[str, ...],
     gpu: str | None,
     top: int,
     as_json: bool,
     **filters: tuple[str, ...],
 ) -> int:
-    """Show which kernel of BUNDLE a GEMM of these extents takes, why, and what is expected of it.
+    """Show which kernel of BUNDLE a problem of these extents takes, why, and what is expected of it.
 
-    No GPU is needed: --gpu names the one to choose for. Operands are taken to be packed. For each kind of
-    GEMM that BUNDLE has and the filters leave, the first kernels are shown with their expected times.
+    The problem is a GEMM by --m, --n and --k, or one of other kernels by --extent for each name that their
+    operands have. No GPU is needed: --gpu names the one to choose for. Operands are taken to be packed. For
+    each kind of problem that BUNDLE has and the filters leave, the first kernels are shown, with their
+    expected times if these are known.
+
+    \b
+      cutlass-aot choose build/bundles/sm90 --m 16 --n 4096 --k 4096 --gpu "NVIDIA H200"
+      cutlass-aot choose build/bundles/axpy --extent N=1000000
     """
     from cutlass_aot.runtime.bundle import open_bundle
 
     opened = open_bundle(bundle, check=False)
-    extents = Extents(batch, m, n, k)
-    found, refused = _choices(opened, extents, gpu, filters_given(filters))
+    problem: Extents
+    if extents:
+        if (m, n, k) != (None, None, None):
+            raise click.UsageError("--extent is for what is not a GEMM: it does not go with --m, --n and --k")
+        problem = OwnExtents.of(extents_given(extents))
+    elif m is None or n is None or k is None:
+        missing = next(name for name, value in (("m", m), ("n", n), ("k", k)) if value is None)
+        raise click.UsageError(f"Missing option '--{missing}', or '--extent' for what is not a GEMM.")
+    else:
+        problem = Extents(batch, m, n, k)
+    found, refused = _choices(opened, problem, gpu, filters_given(filters))
     if not found:
         reasons = few([f"{name}: {reason}" for name, reason in refused.items()], 4)
+        kind = "kernel" if extents else "GEMM"
         raise KernelNotFound(
-            f"{opened.name} has no GEMM for {extents}: {reasons or 'no GEMM matches the filters'}"
+            f"{opened.name} has no {kind} for {problem}: {reasons or f'no {kind} matches the filters'}"
         )
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])
@@ -92,7 +117,12 @@ def _choices(
     found: dict[object, tuple[GroupEntry, Choice]] = {}
     refused = {}
     for group in bundle.groups:
-        if group.operation != "gemm" or not group_matches(group, filters):
+        own = isinstance(extents, OwnExtents)
+        if own is (group.operation == "gemm") or group.requests or not group_matches(group, filters):
+            continue
+        names = [name for operand in group.operands for name in operand.extents if isinstance(name, str)]
+        if own and set(filter(str.isidentifier, names)) != extents.by_name.keys():
+            refused[group.name] = f"its extents are {', '.join(dict.fromkeys(names))}"
             continue
         operands = packed(group.operands, extents.by_name)
         verdict = supports(group.operands, operands)
@@ -101,8 +131,10 @@ def _choices(
             continue
         choice = bundle.choose(
             *operands,
+            operation=group.operation,
             accumulator=group.accumulator,
             epilogue=group.epilogue,
+            parameters=dict(group.parameters),
             target=group.target,
             gpu=gpu,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cutlass_aot.builder.compile.cores import available_workers
+from cutlass_aot.schema.kernels.operands import MAX_EXTENT
 
 Decorator = Callable[[Any], Any]
 
@@ -50,6 +51,34 @@ def filter_options(**meanings: str) -> Decorator:
 def filters_given(filters: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
     """The patterns of those :func:`filter_options` that were given."""
     return {name: list(patterns) for name, patterns in filters.items() if patterns}
+
+
+extent_option = click.option(
+    "--extent",
+    "extents",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="An extent of the operands by its name, such as N=1000000; may be repeated.",
+)
+
+
+def pairs_given(items: tuple[str, ...], option: str) -> list[tuple[str, str]]:
+    """Names and values of a repeated option such as ``--where NAME=VALUE``."""
+    found = [item.partition("=") for item in items]
+    for item, (name, equals, value) in zip(items, found, strict=True):
+        if not (name and equals and value):
+            raise click.BadParameter(f"{item!r}: expected a name, = and a value", param_hint=option)
+    return [(name, value) for name, _, value in found]
+
+
+def extents_given(items: tuple[str, ...]) -> dict[str, int]:
+    """The extents of :data:`extent_option`."""
+    found = {}
+    for name, text in pairs_given(items, "--extent"):
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= MAX_EXTENT:
+            raise click.BadParameter(f"{name}={text}: expected a whole number from 1", param_hint="--extent")
+        found[name] = int(text)
+    return found
 
 
 manifest_argument = click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))

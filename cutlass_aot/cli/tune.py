@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given
+from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, plugin_option
 from cutlass_aot.cli.output.render import tell_unchecked
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import TuningError
@@ -20,7 +20,10 @@ from cutlass_aot.schema.words import few
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
+    from cutlass_aot.schema.kernels.constraints import Operands
+    from cutlass_aot.schema.tuning.ranking import Extents
     from cutlass_aot.schema.tuning.tuning import Tuning
+    from cutlass_aot.tuning.reference_run import Reference
 
 
 @click.command("tune")
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--shapes",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML file of the problems to measure: m = [...], and tables with nk = [[n, k], ...].",
+    help="TOML file of the problems to measure: m, and tables with nk = [[n, k], ...] or extents by name.",
 )
 @click.option(
     "--design",
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Measure nothing: fit the cost model anew to this tuning file, and write it. Needs no GPU.",
 )
+@plugin_option
 @click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
 @filter_options(
     group="Name of a group, such as gemm-bf16.bf16.bf16-f32-tnt-sm_90a.",
@@ -85,6 +89,7 @@ def command(
     applied: Path | None,
     source: Path | None,
     fitted: Path | None,
+    plugins: tuple[str, ...],
     gpu: int,
     exhaustive: bool,
     force: bool,
@@ -121,6 +126,7 @@ def command(
             None if minutes is None else 60 * minutes,
             output,
             applied,
+            plugins,
             gpu,
             filters_given(filters),
             exhaustive,
@@ -178,7 +184,8 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     except TuningError as error:
         raise TuningError(f"{source}: {error}") from None
     tell_applied(tuning, applied, outcome.written, as_json=as_json)
-    unfitted = [group.name for group in tuning.groups if group.model is None]
+    # No cost model is fitted to what is not a GEMM.
+    unfitted = [g.name for g in tuning.groups if g.model is None and g.name.startswith("gemm-")]
     if unfitted:
         say(
             f"{source}: no cost model was fitted to the times of {few(unfitted)}: problems without times are "
@@ -196,6 +203,7 @@ def _measure(
     seconds: float | None,
     output: Path | None,
     applied: Path | None,
+    plugins: tuple[str, ...],
     gpu: int,
     filters: dict[str, list[str]],
     exhaustive: bool,
@@ -210,22 +218,28 @@ def _measure(
     from cutlass_aot.manifest.toml import read_bytes
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.runtime.machine import cuda_driver
+    from cutlass_aot.schema.tuning.ranking import OwnExtents
     from cutlass_aot.schema.tuning.shapes import ShapeList, parse_shapes
     from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
     from cutlass_aot.tuning.design import design
     from cutlass_aot.tuning.fit import fit_tuning, import_numpy
     from cutlass_aot.tuning.gpu import GpuBench, import_torch
+    from cutlass_aot.tuning.rotation import is_gemm
     from cutlass_aot.tuning.search import Effort
-    from cutlass_aot.tuning.session import plan, resumed, run
+    from cutlass_aot.tuning.session import own_names, plan, resumed, run
 
     listed = ShapeList((), ()) if shapes is None else parse_shapes(read_bytes(shapes), str(shapes))
     opened = open_bundle(bundle)
-    jobs, notes = plan(
-        opened,
-        filters,
-        lambda operands: list(dict.fromkeys((*listed.extents, *design(operands, drawn)))),
-        cuda_driver.compute_capability(gpu),
-    )
+
+    def problems(operands: Operands) -> list[Extents]:
+        if is_gemm(operands):
+            return list(dict.fromkeys((*listed.extents, *design(operands, drawn))))
+        names = own_names(operands)
+        fitting = [own for own in listed.own if own.keys() == set(names)]
+        return [OwnExtents.of({name: own[name] for name in names}) for own in fitting]
+
+    references = _references(opened, plugins)
+    jobs, notes = plan(opened, filters, problems, cuda_driver.compute_capability(gpu), references)
     for job in jobs:
         opened.require(job.kernels[0].target, gpu)
     made_of = None
@@ -267,6 +281,18 @@ def _measure(
         outcome = write_bundle(with_tuning(made_of, tuning), applied)
         tell_applied(tuning, applied, outcome.written, as_json=as_json)
     return 1 if report.failures else 0
+
+
+def _references(bundle: Bundle, plugins: tuple[str, ...]) -> dict[str, Reference]:
+    """Functions that compute what the bundle's operations do, of declared kernels that are installed here."""
+    from cutlass_aot.generators.registry import import_plugin, references
+
+    for plugin in plugins:
+        import_plugin(plugin)
+    operations = {group.operation for group in bundle.groups} - {"gemm"}
+    known = {name: reference for name, reference in references().items() if name in operations}
+    found = {name: getattr(reference.load(), "reference", None) for name, reference in known.items()}
+    return {name: function for name, function in found.items() if function is not None}
 
 
 def _empty(bundle: Bundle, gpu: int, torch_version: str) -> Tuning:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-from cutlass_aot.errors import CompileError, GeneratorError
+from cutlass_aot.errors import CompileError, GeneratorError, ManifestError
 from cutlass_aot.generators import hardware
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -15,8 +15,10 @@ from cutlass_aot.runtime.declared import DeclaredKernel
 from cutlass_aot.runtime.opened.filters import GENERAL_FILTERS
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, check_operands
+from cutlass_aot.schema.kernels.cost import GPU_NAMES, names_of, numbers_of
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.operands import told
 
 OWN_MODULES = (
     "cutlass_aot.generators.declared",
@@ -48,15 +50,22 @@ class DeclaredGenerator:
             sorted({declared.function.__module__, *declared.modules, *OWN_MODULES})
         )
         self.distributions = declared.distributions
-        taken = sorted({*declared.params} & {*TABLE_KEYS, *GENERAL_FILTERS})
+        values = {**declared.params, **declared.tuning}
+        taken = sorted({*values} & {*TABLE_KEYS, *GENERAL_FILTERS})
         if taken:
             raise GeneratorError(
                 f"kernel {declared.name!r} ({declared.location}): parameter {taken[0]!r} has the name of a "
                 "key that manifests or listings have already: give it another one"
             )
         self.design: Mapping[str, str] = {
-            key: f"parameter: {', '.join(map(str, values))}" for key, values in declared.params.items()
+            key: f"{'tuning' if key in declared.tuning else 'parameter'}: {', '.join(map(str, known))}"
+            for key, known in values.items()
         }
+
+    @property
+    def reference(self) -> Callable[..., Any] | None:
+        """The function that the author declared to compute the same; None if there is none."""
+        return self.declared.reference_function
 
     def targets(self, operation: str) -> tuple[str, ...]:
         """The declared targets."""
@@ -72,7 +81,7 @@ class DeclaredGenerator:
                 yield kernel
 
     def kernel(self, values: Parameters, target: str, device: DeviceProfile | None = None) -> Kernel | None:
-        """The record for these parameters; None if the decorated function has none for them.
+        """The record for these values of all parameters; None if the decorated function has none for them.
 
         ``device`` is for a kernel that asks for it.
         """
@@ -84,16 +93,42 @@ class DeclaredGenerator:
         answer = ask(self.declared, values, constants)
         if answer is None:
             return None
+        if self.declared.cost:
+            self._check_cost(values, answer.operands)
+        tuning = self.declared.tuning
         return Kernel.make(
             operation=self.name,
             generator=self.name,
             operands=answer.operands,
             accumulator="",
-            design={},
+            design={key: value for key, value in values.items() if key in tuning},
             target=target,
             constants=constants,
-            parameters=values,
+            parameters={key: value for key, value in values.items() if key not in tuning},
+            cost=self.declared.cost,
         )
+
+    def _check_cost(self, values: Parameters, operands: Sequence[OperandConstraint]) -> None:
+        """Refuse a cost formula that could not be evaluated when a kernel is chosen."""
+        where = f"kernel {self.name!r} ({self.declared.location})"
+        try:
+            names = names_of(self.declared.cost)
+        except ManifestError as error:
+            raise GeneratorError(f"{where}: {error}") from None
+        # A relation such as "4 * G" tells G.
+        extents = {
+            told(name, 1)[0] for operand in operands for name in operand.extents if isinstance(name, str)
+        }
+        own = numbers_of(values)
+        known = {*extents, *own, *GPU_NAMES}
+        if names - known:
+            raise GeneratorError(
+                f"{where}: cost: {min(names - known)!r} is none of the extents, of the parameters that are "
+                f"numbers, or of the GPU's numbers: expected some of {', '.join(sorted(known))}"
+            )
+        twice = sorted(names & ((extents & {*own}) | ({*extents, *own} & {*GPU_NAMES})))
+        if twice:
+            raise GeneratorError(f"{where}: cost: {twice[0]!r} means two things: give one another name")
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel from its record's parameters."""
@@ -101,7 +136,7 @@ class DeclaredGenerator:
         from cutlass_aot.generators import dsl
 
         constants = dict(kernel.constants)
-        answer = ask(self.declared, dict(kernel.parameters), constants)
+        answer = ask(self.declared, {**dict(kernel.parameters), **dict(kernel.design)}, constants)
         if answer is None or answer.operands != kernel.operands:
             raise CompileError(
                 f"{kernel.name}: {self.declared.location} describes other operands than when it was planned: "

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from cutlass_aot.errors import GeneratorError, ManifestError
+from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.distributions import installed
 from cutlass_aot.generators.protocol import Generator
@@ -73,8 +74,7 @@ class GeneratorReference:
             raise
         except Exception as error:
             raise GeneratorError(
-                f"generator {self.name!r}: {self.location} cannot be imported: "
-                f"{type(error).__name__}: {error}"
+                f"generator {self.name!r}: {self.location} cannot be imported: {explain(error)}"
             ) from error
         return found
 
@@ -87,9 +87,7 @@ def import_plugin(module: str) -> None:
     except GeneratorError:
         raise
     except Exception as error:
-        raise GeneratorError(
-            f"plugin {module!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise GeneratorError(f"plugin {module!r} cannot be imported: {explain(error)}") from error
     own = any(location.partition(":")[0] == module for location in _known().values())
     if set(_known()) == before and not own:
         raise GeneratorError(

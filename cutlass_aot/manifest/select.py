@@ -99,6 +99,10 @@ def _shapes(value: Any, base: Path, inputs: dict[str, str]) -> ShapeList:
         raise ManifestError(
             f"select.shapes: {value!r}, expected a file, or a list of tables with `m` and `nk`"
         )
+    if not found.extents:
+        raise ManifestError(
+            f"select.shapes: {value!r} has no table with `nk`: kernels of GEMMs alone are ranked"
+        )
     if len(found.extents) > MAX_SHAPES:
         raise ManifestError(
             f"select.shapes: {len(found.extents)} problems, expected at most {MAX_SHAPES}; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ def kernel(
     name: str,
     *,
     params: Mapping[str, Sequence[DesignValue]] | None = None,
+    tuning: Mapping[str, Sequence[DesignValue]] | None = None,
+    cost: str = "",
     targets: Sequence[str] | None = None,
     modules: Sequence[str] = (),
     distributions: Sequence[str] = (),
@@ -63,8 +66,15 @@ def kernel(
 
     Args:
         name: of the kernel, and also of its generator and its operation.
-        params: every parameter of the function with the values that a build may ask for. What is compiled
-            depends on all of these and on nothing else.
+        params: the parameters that a caller names, which decide what is computed, with the values that a
+            build may ask for.
+        tuning: the parameters after them, which decide how fast it is and nothing else, with their values. A
+            call names none of these: of the kernels that differ in them, one is chosen for each problem. What
+            is compiled depends on ``params`` and ``tuning`` and on nothing else.
+        cost: formula by which it is chosen where no times were measured, the least first, such as
+            ``"ceil(N / threads / sm_count)"``. It is over names of extents, over parameters that are numbers,
+            and over ``sm_count``, ``sm_mhz`` and ``memory_bandwidth`` (GB/s) of the GPU, with + - * /,
+            ``ceil``, ``exp``, ``log2``, ``maximum`` and ``minimum``.
         targets: GPU code targets it can be built for; all known ones if left out.
         modules: further modules whose source the compiled code depends on, above all the one that the body
             imports.
@@ -83,6 +93,8 @@ def kernel(
             function,
             name=name,
             params={key: tuple(values) for key, values in (params or {}).items()},
+            tuning={key: tuple(values) for key, values in (tuning or {}).items()},
+            cost=cost,
             targets=KNOWN_TARGETS if targets is None else tuple(targets),
             modules=_names("modules", modules),
             distributions=_names("distributions", distributions),
@@ -114,6 +126,8 @@ class DeclaredKernel:
         *,
         name: str,
         params: Mapping[str, tuple[DesignValue, ...]],
+        tuning: Mapping[str, tuple[DesignValue, ...]],
+        cost: str,
         targets: tuple[str, ...],
         modules: tuple[str, ...],
         distributions: tuple[str, ...],
@@ -122,12 +136,15 @@ class DeclaredKernel:
     ) -> None:
         self.name = name
         self.params = params
+        self.tuning = tuning
+        self.cost = cost
         self.targets = targets
         self.modules = modules
         self.distributions = distributions
         self.device = device
         self.version = version
         self.function = function
+        self.reference_function: Callable[..., Any] | None = None
         self.__doc__ = function.__doc__
         # By parameter values, and also by each form of call that was made with them.
         self._functions: dict[tuple[Any, ...], PrebuiltFunction] = {}
@@ -145,7 +162,7 @@ class DeclaredKernel:
     def __call__(self, *positional: Any, **named: Any) -> PrebuiltFunction:
         """The prebuilt function for these parameters, from the bundles that are open or installed.
 
-        Takes the parameters as the decorated function does; equal parameters give the same function.
+        Takes ``params`` as the decorated function does; equal parameters give the same function.
 
         Raises:
             TypeError: if these are not the parameters.
@@ -161,7 +178,7 @@ class DeclaredKernel:
             # Unhashable, so not a parameter; refused below.
             found = None
         if found is None:
-            bound = inspect.signature(self.function).bind(*positional, **named).arguments
+            bound = self._signature().bind(*positional, **named).arguments
             values = {key: _checked(self.name, key, value) for key, value in bound.items()}
             function = tuple((type(value), value) for value in values.values())
             found = self._functions.setdefault(function, PrebuiltFunction(self, values))
@@ -169,10 +186,28 @@ class DeclaredKernel:
         found.require()
         return found
 
-    def combinations(self) -> Iterator[dict[str, DesignValue]]:
-        """Every combination of the parameters' declared values."""
-        for values in product(*self.params.values()):
-            yield dict(zip(self.params, values, strict=True))
+    def reference(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Say what the kernel computes; decorates a function on torch tensors, and returns it.
+
+        It takes the operands in their order, as they are before a launch, and returns those that the kernel
+        writes: one, or a tuple in their order. ``cutlass-aot try`` compares the kernel with it.
+        """
+        self.reference_function = function
+        return function
+
+    def combinations(self, params: Parameters | None = None) -> Iterator[dict[str, DesignValue]]:
+        """Every combination of the declared values of all parameters; with ``params``, of those of tuning."""
+        declared = {**self.params, **self.tuning}
+        if params is not None:
+            declared |= {key: (value,) for key, value in params.items()}
+        for values in product(*declared.values()):
+            yield dict(zip(declared, values, strict=True))
+
+    def _signature(self) -> inspect.Signature:
+        """How it is called: as the function, without the parameters of tuning."""
+        signature = inspect.signature(self.function)
+        parameters = signature.parameters.values()
+        return signature.replace(parameters=[item for item in parameters if item.name not in self.tuning])
 
     def call_text(self, values: Parameters) -> str:
         """A call with these parameters, as messages show it: ``swiglu_fp8(n=4096)``."""
@@ -201,19 +236,23 @@ class DeclaredKernel:
                 )
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise self._refusal(f"`*{parameter.name}`: expected parameters with names")
-        if [parameter.name for parameter in parameters] != list(self.params):
+        if [parameter.name for parameter in parameters] != [*self.params, *self.tuning]:
+            tuned = f" and `tuning` ({', '.join(self.tuning)})" if self.tuning else ""
             raise self._refusal(
                 f"it takes ({', '.join(parameter.name for parameter in parameters)}), `params` declares "
-                f"({', '.join(self.params)}): expected the same names in the same order"
+                f"({', '.join(self.params)}){tuned}: expected the same names in the same order"
             )
+        if not isinstance(self.cost, str):
+            raise self._refusal(f"cost {self.cost!r}: expected a formula as text")
         count = 1
-        for key, values in self.params.items():
-            for value in values:
-                _checked(self.name, key, value)
-            typed = {(type(value), value) for value in values}
-            if not values or len(typed) != len(values):
-                raise self._refusal(f"params[{key!r}]: expected a list of values, each once")
-            count *= len(values)
+        for where, declared in (("params", self.params), ("tuning", self.tuning)):
+            for key, values in declared.items():
+                for value in values:
+                    _checked(self.name, key, value)
+                typed = {(type(value), value) for value in values}
+                if not values or len(typed) != len(values):
+                    raise self._refusal(f"{where}[{key!r}]: expected a list of values, each once")
+                count *= len(values)
         if count > MAX_COMBINATIONS:
             raise self._refusal(f"{count} combinations of parameters; expected at most {MAX_COMBINATIONS}")
         for target in self.targets:
@@ -229,7 +268,8 @@ class DeclaredKernel:
 class PrebuiltFunction:
     """A declared kernel with its parameters, called like the compiled function.
 
-    The kernel is looked up at the first call on each GPU, and kept for that GPU.
+    The kernel is looked up at the first call on each GPU, and kept for that GPU. Where there are several,
+    which differ in parameters of tuning, the bundle that has them chooses one for each problem.
     """
 
     def __init__(self, declared: DeclaredKernel, values: Parameters) -> None:
@@ -255,7 +295,8 @@ class PrebuiltFunction:
 
         Raises:
             KernelNotFound: if no bundle has the kernel for the operands' GPU, unless the policy is ``jit``.
-            OperandError: if the operands are on no GPU, or the kernel does not support them.
+            OperandError: if the operands are on no GPU, or the kernel does not support them. Of several
+                kernels that differ in tuning, that none supports them is KernelNotFound.
             CutlassAotError: see :attr:`cutlass_aot.KernelHandle.launch`.
         """
         ordinal = _ordinal_of((*operands, *named.values()) if named else operands)
@@ -285,17 +326,21 @@ class PrebuiltFunction:
     def _find(self, ordinal: int) -> tuple[Launch, tuple[str, ...]]:
         capability = cuda_driver.compute_capability(ordinal)
         search = BundleSearch()
-        best: tuple[tuple[int, int], KernelHandle] | None = None
+        best: tuple[tuple[int, int], Bundle, list[KernelHandle]] | None = None
         for bundle in search:
             kernels = self._kernels_of(bundle)
             for target in runnable_targets({kernel.target for kernel in kernels}, capability)[:1]:
                 preference = Target.parse(target).preference(capability)
                 if best is None or preference < best[0]:
-                    best = preference, next(kernel for kernel in kernels if kernel.target == target)
+                    best = preference, bundle, [kernel for kernel in kernels if kernel.target == target]
             if best is not None and best[0] == _EXACT:
                 break
         if best is not None:
-            return best[1].launch, tuple(operand.name for operand in best[1].group.operands)
+            _, bundle, (first, *others) = best
+            names = tuple(operand.name for operand in first.group.operands)
+            if not others:
+                return first.launch, names
+            return partial(bundle.run, self.declared.name, parameters=self.values), names
         where = f"GPU {ordinal}, compute capability {capability[0]}.{capability[1]},"
         return policy.on_declared_miss(self._missing(where, search), self.declared, self.values, ordinal)
 

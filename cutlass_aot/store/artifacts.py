@@ -20,7 +20,8 @@ _MAX_LOG_CHARACTERS = 1 << 20
 class RecordedFailure:
     """The failure of a kernel with the toolchain that its key names: reason, compiler's log, versions.
 
-    The reason is one line; a very long log is cut at its beginning; versions are of installed packages.
+    The reason's first line says what, the others where. A very long log is cut at its beginning. The versions
+    are those of installed packages.
     """
 
     reason: str

@@ -96,6 +96,10 @@ def fit_tuning(tuning: Tuning, kernels: Iterable[Kernel]) -> Tuning:
         members = [by_digest[kernel.digest] for kernel in group.kernels]
         tilings = {kernel.digest: Tiling.of(kernel) for kernel in members}
         traffic = Traffic.of(members[0].operands)
+        if not traffic.of_gemm:
+            # The model knows no others; their problems are chosen for by the nearest that was measured.
+            groups.append(group)
+            continue
         groups.append(fit_group(group, tilings, traffic, members[0].target, tuning.machine))
     return replace(tuning, groups=tuple(groups))
 

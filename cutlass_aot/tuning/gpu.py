@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from cutlass_aot.errors import CutlassAotError, DeviceError, TuningError
+from cutlass_aot.errors import CutlassAotError, DeviceError, LaunchError, TuningError
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -24,6 +24,8 @@ from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.tuning.clocks import Clocks
 from cutlass_aot.tuning.reference import Reference, fill, is_integer, poison, reference_dtype, tolerance
+from cutlass_aot.tuning.reference_run import Reference as OwnReference
+from cutlass_aot.tuning.reference_run import run
 from cutlass_aot.tuning.rotation import MOST_SETS, Place, Rotation, plan_rotation
 from cutlass_aot.tuning.search import Effort, rank
 from cutlass_aot.tuning.session import Job, Skipped
@@ -111,6 +113,8 @@ class GpuBench:
     def _measured(self, job: Job, extents: Extents) -> TunedProblem:
         if not self._warm:
             self._warm_up()
+        if job.reference is not None:
+            return self._against_reference(job, job.reference, extents)
         group = job.kernels[0].group
         rotation = plan_rotation(group.operands, extents, self._l2_bytes)
         sets = self._operands(rotation, job, extents)
@@ -141,6 +145,30 @@ class GpuBench:
             tuple(sorted((digests[index], reason) for index, reason in failed.items())),
             _median([sm for sm, _ in clocks]),
             _median([memory for _, memory in clocks]),
+        )
+
+    def _against_reference(self, job: Job, reference: OwnReference, extents: Extents) -> TunedProblem:
+        """Check and time kernels of an operation that is not a GEMM, one after the other."""
+        times: list[tuple[str, float]] = []
+        failed: list[tuple[str, str]] = []
+        for handle in job.kernels:
+            try:
+                outcome = run(self._torch, self._ordinal, handle, reference, extents.by_name)
+            except LaunchError as error:
+                failed.append((handle.digest, str(error)))
+                continue
+            if outcome.good:
+                times.append((handle.digest, _microseconds(outcome.microseconds / 1e6)))
+            else:
+                reason = f"error {outcome.error:.2g}, expected at most {outcome.allowed:.2g}"
+                failed.append((handle.digest, reason))
+        return TunedProblem(
+            extents,
+            tuple(sorted(times, key=lambda item: (item[1], item[0]))),
+            (),
+            tuple(sorted(failed)),
+            self.clocks.sm_mhz(),
+            self.clocks.memory_mhz(),
         )
 
     def _warm_up(self) -> None:

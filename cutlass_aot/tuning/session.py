@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,9 +13,10 @@ from cutlass_aot.runtime.opened.filters import Filters
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.constraints import Operands
 from cutlass_aot.schema.kernels.operands import packed, supports
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import MOST_NAMES, Extents
 from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of
 from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
+from cutlass_aot.tuning.reference_run import Reference
 from cutlass_aot.tuning.rotation import is_gemm
 
 SAVE_SECONDS = 1.0
@@ -24,12 +25,16 @@ SAVE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One group to be measured, with the problems that its operands allow."""
+    """One group to be measured, with the problems that its operands allow.
+
+    ``reference`` computes what a group computes that is not a GEMM.
+    """
 
     digest: str
     name: str
     kernels: tuple[KernelHandle, ...]
     problems: tuple[Extents, ...]
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,12 @@ def plan(
     filters: Filters,
     problems: Callable[[Operands], Sequence[Extents]],
     capability: tuple[int, int],
+    references: Mapping[str, Reference] | None = None,
 ) -> tuple[list[Job], list[str]]:
     """The groups to measure on a GPU, and notes on what is left out.
 
     ``problems`` gives those to measure for a group's operands, which may not allow some of them.
+    ``references`` are functions that compute what is not a GEMM, by operation.
 
     A group that the bundle also has for a better target of the GPU is left out, as it would never be chosen.
     ``filters`` are those of :meth:`cutlass_aot.runtime.bundle.Bundle.kernels`.
@@ -81,17 +88,26 @@ def plan(
     order = sorted(handles, key=lambda name: (_index(targets, entries[name].target), name))
     for name in order:
         group = entries[name]
-        kind = (group.operation, group.operands, group.accumulator, group.epilogue)
+        kind = (group.operation, group.operands, group.accumulator, group.epilogue, group.parameters)
+        reference = (references or {}).get(group.operation)
+        own = own_names(group.operands)
         if group.target not in targets:
             notes.append(f"{name}: does not run on compute capability {capability[0]}.{capability[1]}")
-        elif group.operation != "gemm" or group.epilogue or not is_gemm(group.operands):
-            notes.append(f"{name}: no plain GEMM, so that its results cannot be checked")
+        elif reference is not None and len(own) > MOST_NAMES:
+            notes.append(f"{name}: {len(own)} extents tell its problems apart, and at most {MOST_NAMES} can")
+        elif reference is None and (
+            group.operation != "gemm" or group.epilogue or not is_gemm(group.operands)
+        ):
+            advice = "; its author can declare a reference function" if group.operation != "gemm" else ""
+            notes.append(f"{name}: no plain GEMM, so that its results cannot be checked{advice}")
         elif kind in seen:
             notes.append(f"{name}: this GPU takes {targets[0]} kernels of the same operands instead")
         else:
             seen.add(kind)
             fitting, unfit = [], []
             extents = problems(group.operands)
+            if not extents:
+                notes.append(f"{name}: no problem has its extents, {', '.join(own)}")
             for problem in extents:
                 verdict = supports(group.operands, packed(group.operands, problem.by_name))
                 if verdict:
@@ -102,11 +118,17 @@ def plan(
                 notes.append(f"{name}: {len(unfit)} of {len(extents)} problems left out, such as {unfit[0]}")
             if fitting:
                 members = tuple(handles[name])
-                jobs.append(Job(members[0].kernel.group, name, members, tuple(fitting)))
+                jobs.append(Job(members[0].kernel.group, name, members, tuple(fitting), reference))
     if not jobs:
         reasons = "; ".join(notes[:4]) or "no kernel matches the filters; cutlass-aot ls shows what there is"
         raise TuningError(f"bundle {bundle.name} has nothing to measure: {reasons}")
     return jobs, notes
+
+
+def own_names(operands: Operands) -> list[str]:
+    """Names of the extents that are known at run time, in the order of the operands."""
+    names = (name for operand in operands for name in operand.extents if isinstance(name, str))
+    return [name for name in dict.fromkeys(names) if name.isidentifier()]
 
 
 def _index(targets: Sequence[str], target: str) -> int:

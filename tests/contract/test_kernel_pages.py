@@ -9,9 +9,10 @@ import pytest
 
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.toml import load_toml
-from tests.support.commands import REPOSITORY, Block, blocks_of
+from tests.support.commands import REPOSITORY, Block, blocks_of, own_environment, run_commands
+from tests.support.paths import TEMPLATES
 
-PACKAGE = REPOSITORY / "tests" / "fixtures" / "axpy_package"
+PACKAGE = TEMPLATES / "kernel"
 OWN = REPOSITORY / "docs" / "guides" / "declared-kernels.md"
 MANIFESTS = {
     "reference/convolution.md": "convolution.toml",
@@ -33,12 +34,34 @@ def test_the_declaration_is_that_of_the_package() -> None:
     assert shown == {"axpy_kernels/declared.py": (PACKAGE / "axpy_kernels" / "declared.py").read_text()}
 
 
-def test_its_registration_and_its_manifest_are_parts_of_the_packages_files() -> None:
-    files = [(PACKAGE / name).read_text() for name in ("pyproject.toml", "axpy.toml")]
-    found = of("guides/declared-kernels.md", "toml")
-    assert len(found) == 2
-    for block, file in zip(found, files, strict=True):
-        assert block.text in file
+def test_its_manifest_is_a_part_of_the_packages() -> None:
+    (block,) = of("guides/declared-kernels.md", "toml")
+    assert block.text in (PACKAGE / "axpy.toml").read_text()
+
+
+@pytest.mark.compile
+def test_its_commands_and_its_choice_run(tmp_path: Path) -> None:
+    new, *commands = [
+        line for block in of("guides/declared-kernels.md", "bash") for line in block.text.splitlines()
+    ]
+    environment = own_environment(tmp_path / "venv")
+    run_commands([new], tmp_path, environment)
+    tried = run_commands(commands, tmp_path / "axpy", environment)[1]
+    names = re.findall(r"^    ([a-z]+(?: [a-z]+)*) {2,}\S", OWN.read_text(), re.MULTILINE)
+    assert names == [line[:15].strip() for line in tried.splitlines()]
+    (choice,) = (
+        block.text for block in blocks(OWN) if block.language == "python" and "describe" in block.text
+    )
+    (chosen,) = run_commands(
+        [
+            f"python - <<'END'\nimport cutlass_aot\nbundle = cutlass_aot.open('build/bundles/axpy')\n"
+            f"{choice.splitlines()[0]}\nprint({choice.splitlines()[1]})\nEND\n"
+        ],
+        tmp_path / "axpy",
+        environment,
+    )
+    assert "threads256" in chosen
+    assert "(declared: the least by the cost formula of its declaration, 9600)" in chosen
 
 
 @pytest.mark.parametrize("page", sorted(MANIFESTS))

@@ -9,7 +9,7 @@ import pytest
 
 from cutlass_aot.manifest.model import load_manifest
 from tests.support.commands import blocks_of, run_commands
-from tests.support.paths import FIXTURES, REPOSITORY
+from tests.support.paths import REPOSITORY, TEMPLATES
 
 TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCKS = blocks_of(TEXT)
@@ -59,7 +59,7 @@ def test_the_manifest_is_built(tmp_path: Path) -> None:
 
 def test_the_declaration_is_that_of_the_package() -> None:
     (shown,) = blocks("python declared")
-    assert shown in (FIXTURES / "axpy_package" / "axpy_kernels" / "declared.py").read_text(encoding="utf-8")
+    assert shown in (TEMPLATES / "kernel" / "axpy_kernels" / "declared.py").read_text(encoding="utf-8")
 
 
 def test_the_program_s_manifest_is_there() -> None:

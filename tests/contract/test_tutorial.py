@@ -12,43 +12,35 @@ from pathlib import Path
 
 import pytest
 
+from cutlass_aot.cli.new import write_package
 from tests.support.commands import Block, blocks_of, own_environment, run_commands
-from tests.support.paths import REPOSITORY
+from tests.support.paths import REPOSITORY, TEMPLATES
 
 TUTORIAL = REPOSITORY / "docs" / "guides" / "write-a-generator.md"
-PACKAGE = REPOSITORY / "tests" / "fixtures" / "scale_add_package"
+PACKAGE = TEMPLATES / "generator"
 
 
 def blocks() -> list[Block]:
     return blocks_of(TUTORIAL.read_text(encoding="utf-8"))
 
 
-def files_of_the_package() -> set[str]:
-    return {
-        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".toml")
-    }
+def shown() -> list[str]:
+    return [block.file for block in blocks() if block.file]
 
 
-def test_every_file_of_the_package_is_shown_and_no_other() -> None:
-    shown = [block.file for block in blocks() if block.file]
-    assert len(shown) == len(set(shown))
-    assert set(shown) == files_of_the_package()
-
-
-@pytest.mark.parametrize("name", sorted(files_of_the_package()))
+@pytest.mark.parametrize("name", shown())
 def test_a_block_equals_its_file(name: str) -> None:
     (block,) = (block for block in blocks() if block.file == name)
     assert block.language == {".py": "python", ".toml": "toml"}[Path(name).suffix]
     assert block.text == (PACKAGE / name).read_text(encoding="utf-8")
 
 
-def copy_files(folder: Path, shown: list[Block]) -> None:
-    """Write the files as they are shown."""
-    for block in shown:
-        if block.file:
-            path = folder / block.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
+def test_the_files_that_it_lists_are_those_that_are_written() -> None:
+    text = TUTORIAL.read_text(encoding="utf-8")
+    listed = re.findall(r"^    ([\w/]+\.(?:py|toml))(?:  |$)", text, re.MULTILINE)
+    assert sorted(listed) == sorted(
+        path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".toml")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +51,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """The package as it is shown, where the commands have been run."""
-    made = tmp_path_factory.mktemp("package")
-    copy_files(made, blocks())
-    commands = [line for block in blocks() if block.language == "bash" for line in block.text.splitlines()]
+    """The package that the first command writes, where the others have been run."""
+    place = tmp_path_factory.mktemp("package")
+    new, *commands = [
+        line for block in blocks() if block.language == "bash" for line in block.text.splitlines()
+    ]
     assert any(line.startswith("cutlass-aot build ") for line in commands)
+    run_commands([new], place, environment)
+    (made,) = place.iterdir()
     run_commands(commands, made, environment)
     return made
 
@@ -87,12 +82,12 @@ def test_its_commands_run_and_an_edit_rebuilds(folder: Path, environment: dict[s
 
 @pytest.mark.compile
 def test_the_module_can_be_a_plugin_instead(tmp_path: Path) -> None:
-    copy_files(tmp_path, blocks())
+    write_package("generator", "scale_add", tmp_path / "made")
     (plugins,) = (block.text for block in blocks() if block.language == "toml" and not block.file)
-    manifest = tmp_path / "scale_add.toml"
+    manifest = tmp_path / "made" / "scale_add.toml"
     manifest.write_text(plugins + manifest.read_text())
-    environment = {**own_environment(tmp_path / "venv"), "PYTHONPATH": str(tmp_path)}
-    said = run("cutlass-aot plan scale_add.toml", tmp_path, environment)
+    environment = {**own_environment(tmp_path / "venv"), "PYTHONPATH": str(manifest.parent)}
+    said = run("cutlass-aot plan scale_add.toml", manifest.parent, environment)
     assert "6 kernels: 6 to build, 0 present" in said
 
 

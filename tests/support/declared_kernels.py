@@ -36,6 +36,21 @@ def tiled(tile: int, stages: int) -> Any:
     return compute, [Operand("out", "f32", ("N", tile), written=True)], (stages,)
 
 
+@kernel(
+    name="tuned",
+    params={"dtype": ["f32", "bf16"]},
+    tuning={"threads": [128, 256], "wide": [False, True]},
+    cost="ceil(N / threads / sm_count) * (threads + 64) - wide",
+    targets=["sm_90a"],
+)
+def tuned(dtype: str, threads: int, wide: bool) -> Any:
+    """Parameters of which a caller names the first alone; there is none that is wide and has few threads."""
+    if wide and threads < 256:
+        return None
+    operands = [Operand("x", dtype, ("N",)), Operand("out", dtype, ("N",), written=True)]
+    return compute, operands, (threads, wide)
+
+
 @kernel(name="without_parameters")
 def without_parameters() -> Any:
     return compute, [Operand("out", "f32", ("N",), written=True)]

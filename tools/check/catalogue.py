@@ -248,7 +248,7 @@ def reasons(failures: Sequence[Failure]) -> list[Reason]:
 
 def plain_reason(failure: Failure) -> str:
     """A failure's reason in one line, without the kernel's name, addresses and numbers longer than three."""
-    reason = failure.reason
+    reason = failure.headline
     for own in (failure.kernel.name, failure.kernel.symbol):
         reason = reason.replace(own, "KERNEL")
     reason = re.sub(r"0x[0-9a-fA-F]+", "ADDRESS", reason)

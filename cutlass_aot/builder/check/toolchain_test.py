@@ -129,7 +129,7 @@ def _build(kernel: Kernel, folder: Path, timeout: float, clock: _Clock) -> Path:
         # The log names its kernel above the first empty line.
         _, _, words = failure.log.read_text("utf-8", "replace").partition("\n\n")
         lines = words.rstrip().splitlines()[-_LOG_LINES:]
-        raise CompileError("\n".join([failure.reason, *(f"  {line}" for line in lines)]))
+        raise CompileError("\n".join([failure.headline, *(f"  {line}" for line in lines)]))
     return result.bundle
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.compile.fork_client import PASSED_ON, SETTINGS, ForkServer, read_log
-from cutlass_aot.builder.compile.messages import Reply, Trace, Traced
+from cutlass_aot.builder.compile.messages import Reply, Trace, Traced, WorkerFailure
 from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.registry import GeneratorReference, find
@@ -123,7 +123,8 @@ class _Tracer:
             raise CompileError(f"kernel {self._generator.name!r} could not be traced: {error}") from None
         if reply is not None and isinstance(reply.result, Traced):
             return reply.result
-        # The log has the traceback.
+        if reply is not None and isinstance(reply.result, WorkerFailure):
+            raise CompileError(f"kernel {self._generator.name!r} could not be traced: {reply.result.message}")
         words = read_log(log).strip()[-2000:] or "it said nothing"
         raise CompileError(f"kernel {self._generator.name!r} could not be traced:\n{words}")
 

@@ -11,7 +11,7 @@ from cutlass_aot.builder.compile.messages import Compile, Enumerate, Enumerated
 from cutlass_aot.builder.compile.pool import Executor, Job, Pool, Result, ask_generators
 from cutlass_aot.builder.compile.schedule import expected_seconds
 from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
-from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources
+from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources, headline
 from cutlass_aot.errors import GeneratorError, StoreError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import ScaleRequest
@@ -215,6 +215,6 @@ def keep_what_failed(
     store: Store, key: str, kernel: Kernel, reason: str, log: str, versions: Mapping[str, str], machine: bool
 ) -> Failure:
     """Keep the log of a kernel that did not compile, and a record of it unless the machine is to blame."""
-    text = f"{kernel.name}\nkey {key}\n{reason}\n\n{log.rstrip()}\n"
+    text = f"{kernel.name}\nkey {key}\n{headline(reason)}\n\n{log.rstrip()}\n"
     path = store.put_log(key, text) if machine else keep_failure(store, key, kernel, reason, text, versions)
     return Failure(kernel, reason, path, machine)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from cutlass_aot.builder.compile.messages import WorkerFailure
-from cutlass_aot.schema.words import without_colors
 
 # Only the machine's memory and disk: a kernel that runs out of registers, shared memory or tensor memory does
 # so on every machine.
@@ -15,27 +14,28 @@ _NO_ROOM = re.compile(
 )
 _WORDS_AT_THE_END = 4000
 _MAX_LINE = 300
+_MAX_LINES = 40
 
 
 def reason_of(failure: WorkerFailure) -> str:
-    """The reason of a failure, in one line."""
+    """The reason of a failure: one line that says what, then where in the kernel's source, and advice."""
     if failure.timed_out:
         return f"timed out after {failure.timed_out:.0f} s"
     if failure.signal:
         return f"the compiler crashed (signal {failure.signal})"
     if not failure.raised:
         return f"the compiler crashed (exit status {failure.status})"
-    return _in_one_line(failure.message)
-
-
-def _in_one_line(message: str) -> str:
-    """The first line of an exception that has text: messages of the DSL begin with an empty line."""
-    if "\n" not in message:
-        return message
-    lines = [line.strip() for line in without_colors(message).splitlines() if line.strip()]
-    # If the message begins with an empty line, the first line is only the name of the exception's class.
-    line = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
-    return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
+    if "\n" not in failure.message:
+        return failure.message
+    first, *lines = [line.rstrip() for line in failure.message.splitlines() if line.strip()] or [""]
+    # A message of the DSL begins with an empty line, so that the first has only the name of the class.
+    if first.endswith(":") and lines:
+        first = f"{first} {lines.pop(0).strip()}"
+    if len(lines) > _MAX_LINES:
+        lines = [*lines[:_MAX_LINES], "  ..."]
+    return "\n".join(
+        line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..." for line in (first, *lines)
+    )
 
 
 def is_machine_failure(failure: WorkerFailure, log: str) -> bool:

@@ -16,6 +16,7 @@ import cutlass_aot
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.messages import Fork, Forked, Imported, Reap, Reaped, WorkerFailure
 from cutlass_aot.errors import ToolchainError
+from cutlass_aot.schema.words import without_colors
 
 PASSED_ON = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "USER")
 """The builder's environment variables that workers see. No other reaches them: the compiler reads many (such
@@ -158,8 +159,8 @@ class ForkServer:
             raise self._died()
         if isinstance(imported, WorkerFailure):
             raise ToolchainError(
-                f"the build side cannot be imported: {imported.message}\n"
-                "see `cutlass-aot doctor`, and install with: pip install 'cutlass-aot[build]'"
+                f"a module that workers need cannot be imported: {imported.message}\n"
+                "if it is not one of yours, see `cutlass-aot doctor`"
             )
         package, dsl = imported.package, imported.dsl
         if Path(package).resolve() != Path(cutlass_aot.__file__).resolve():
@@ -189,11 +190,11 @@ class ForkServer:
 
 
 def read_log(path: Path) -> str:
-    """The end of a log, where the error is."""
+    """The end of a log, where the error is, without the colours that compilers print."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-            return file.read().decode("utf-8", "replace")
+            return without_colors(file.read().decode("utf-8", "replace"))
     except OSError:
         return ""
 

@@ -22,6 +22,7 @@ import cutlass_aot
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.messages import Fork, Forked, Imported, Reap, Reaped, WorkerFailure
 from cutlass_aot.builder.compile.worker import serve
+from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.registry import source_of
 from cutlass_aot.schema.encoding import digest
 
@@ -33,15 +34,17 @@ def main(descriptor: int, modules: Iterable[str]) -> None:
     # Imported modules stay: looking for cycles in them would take a quarter of the time in vain.
     gc.disable()
     sources = {}
+    module = ""
     try:
         for module in modules:
             importlib.import_module(module)
             # Read right after the import: the builder compares it with the source that keys were made from.
             path = source_of(module)
             sources[module] = digest(path.read_bytes()) if path else ""
+        module = "tvm_ffi"
         import_tvm_ffi()
-    except BaseException:
-        messages.send(channel, WorkerFailure(message=traceback.format_exc()))
+    except BaseException as error:
+        messages.send(channel, WorkerFailure(message=f"{module}: {explain(error)}"))
         return
     # Keeps the workers' collectors from scanning it, and from writing to pages that workers share.
     gc.freeze()

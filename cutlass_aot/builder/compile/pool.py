@@ -233,9 +233,11 @@ def ask_generators(pool: Pool, jobs: Sequence[Job], expected: type[_AnswerType])
     answers: dict[int, _AnswerType] = {}
     for result in pool.run([replace(job, tag=index) for index, job in enumerate(jobs)]):
         if not isinstance(result.answer, expected):
+            # An error that names its line needs no traceback.
+            words = "" if "\n" in result.error else f"\n{result.log}".rstrip()
             raise GeneratorError(
                 f"generator {result.job.request.generator.name!r} failed on {result.job.name}: "
-                f"{result.error}\n{result.log.rstrip()}"
+                f"{result.error}{words}"
             )
         answers[result.job.tag] = result.answer
     return [answers[index] for index in range(len(jobs))]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import cutlass_aot.kernels
 from cutlass_aot.builder.compile.messages import Trace, Traced
+from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.distributions import installed
@@ -114,7 +115,7 @@ def _object(generator: DeclaredGenerator, values: Mapping[str, Any], target: str
             compiled.export_to_c(str(path), function_name=SYMBOL, export_only_tvm_ffi_symbols=True)
             return hashlib.sha256(kernel.encoded() + path.read_bytes()).hexdigest()
     except Exception as error:  # Code of others, which the conditions of a trace may cause to fail.
-        return f"{type(error).__name__}: {error}"
+        return explain(error)
 
 
 class Home(NamedTuple):

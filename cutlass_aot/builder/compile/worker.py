@@ -19,6 +19,8 @@ from cutlass_aot.builder.compile.audit import audit, inspect_object
 from cutlass_aot.builder.compile.export import export
 from cutlass_aot.builder.compile.messages import Answer, Reply, Request
 from cutlass_aot.builder.compile.trace import trace
+from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Generator, Ranker
 from cutlass_aot.generators.registry import GeneratorReference, version_of
@@ -57,10 +59,11 @@ def _reply(channel: socket.socket, request: Request) -> None:
         messages.send(channel, Reply(answer, _memory_bytes()))
     except BaseException as error:
         raised = tuple(kind.__name__ for kind in type(error).__mro__)
-        message = _encodable(f"{raised[0]}: {error}")
-        failure = messages.WorkerFailure(raised=raised, message=message)
-        with contextlib.suppress(OSError, ValueError):
-            traceback.print_exc()
+        failure = messages.WorkerFailure(raised=raised, message=explain(error))
+        # Errors of this package say what is wrong; where they are raised is of no use to a reader.
+        if not isinstance(error, CutlassAotError):
+            with contextlib.suppress(OSError, ValueError):
+                traceback.print_exc()
         _flush()
         messages.send(channel, Reply(failure, _memory_bytes()))
 
@@ -70,11 +73,6 @@ def _flush() -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-
-
-def _encodable(text: str) -> str:
-    """Escape what UTF-8 cannot encode in a text, such as the bytes of a file name."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _memory_bytes() -> int:

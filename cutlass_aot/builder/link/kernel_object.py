@@ -37,8 +37,24 @@ _CONSTANT = re.compile(
 _TARGET = re.compile(r"^target (?:datalayout|triple) = .*\n", re.MULTILINE)
 _FUNCTION = re.compile(rf"^(define|declare) ([^\n]*?)({_NAME})\(", re.MULTILINE)
 _VARIABLE = re.compile(rf"^({_NAME}) = ([\w ()\"]*?)\b(global|constant|alias|ifunc) ", re.MULTILINE)
+# The DSL's launch configuration, laid out as cudaLaunchConfig_t: grid, block, dynamic shared memory, ...
+_CONFIGURATION = "{ [3 x i32], [3 x i32], i64, ptr, ptr, i32 }"
+_LAUNCH = re.compile(
+    rf"(%\d+) = getelementptr (?:inbounds )?{re.escape(_CONFIGURATION)}, ptr %\d+, i32 0, "
+    r"i32 (1, i32 [012]|2)\n\s*store i(?:32|64) (-?\d+|%\d+), ptr \1,"
+)
 _HIDDEN = frozenset({"internal", "private", "hidden", "available_externally", "appending"})
 _EXTERNAL = frozenset({"external", "extern_weak"})
+
+
+class LaunchNumbers(NamedTuple):
+    """What host code launches a kernel with; None for what is known at the call only.
+
+    ``block`` has the threads along x, y and z, ``dynamic_bytes`` counts shared memory beside the static.
+    """
+
+    block: tuple[int, int, int] | None
+    dynamic_bytes: int | None
 
 
 @header(SCHEMA, KIND)
@@ -82,6 +98,20 @@ class KernelObject(NamedTuple):
         text = _CONSTANT.sub(f"{slot} = global [2 x i64] zeroinitializer, align 8", text)
         text = re.sub(rf"{re.escape(name)}(?![-\w.$])", slot, text)
         return cls(_TARGET.sub("", text), gpu_code)
+
+    def launches(self) -> tuple[LaunchNumbers, ...]:
+        """The launches of the host code, in its order; none if it is written in a way that is not known."""
+        found: list[dict[str, int | None]] = []
+        for _, place, value in _LAUNCH.findall(self.host_code):
+            if not found or place in found[-1]:
+                found.append({})
+            found[-1][place] = None if value.startswith("%") else int(value)
+        made = []
+        for launch in found:
+            x, y, z = (launch.get(f"1, i32 {mode}") for mode in range(3))
+            block = None if x is None or y is None or z is None else (x, y, z)
+            made.append(LaunchNumbers(block, launch.get("2")))
+        return tuple(made)
 
     def symbols(self) -> tuple[frozenset[str], frozenset[str]]:
         """The symbols that the host code leaves undefined, and those that it defines and exports.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_of
 from cutlass_aot.builder.plan.recipe import PlannedBundle
-from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources
+from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources, headline
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.device_profiles import builtin_profiles
 from cutlass_aot.generators.protocol import Generator, Problem, uses_device
@@ -260,7 +260,7 @@ def against_store(selection: Selection, keys: Sequence[str], store: Store | None
         artifact, why = read_artifact(store, kernel_key, kernel)
         failure = read_failure(store, kernel_key) if store and artifact is None else None
         if failure is not None:
-            why = f"failed before with this toolchain: {failure.reason}"
+            why = f"failed before with this toolchain: {headline(failure.reason)}"
         planned.append(PlannedKernel(kernel, kernel_key, artifact, why, failure.reason if failure else ""))
     return planned
 

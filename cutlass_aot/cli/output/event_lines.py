@@ -58,8 +58,8 @@ class EventLines:
             case events.Compiled(kernel, artifact) | events.Shared(kernel, artifact):
                 return {**self._kernel(kernel), **_artifact(artifact)}
             case events.Failed(failure):
-                log = str(failure.log)
-                return {**self._kernel(failure.kernel), "reason": failure.reason, "log": log}
+                reason = {"reason": failure.headline, "detail": failure.detail, "log": str(failure.log)}
+                return {**self._kernel(failure.kernel), **reason}
             case events.Linked(library, kernels, size, seconds, host):
                 seconds = None if seconds is None else round(seconds, 3)
                 linked = {"library": library, "host": host, "kernels": kernels}

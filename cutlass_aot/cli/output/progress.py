@@ -133,7 +133,10 @@ class Progress:
 
 
 class Notes:
-    """Prints warnings, failures and notices on standard error."""
+    """Prints warnings, notices and failures on standard error; of failures with equal reasons the first."""
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
@@ -141,7 +144,8 @@ class Notes:
             case events.Planned(_, warnings):
                 for warning in warnings:
                     self._say(f"note: {warning}")
-            case events.Failed(failure):
+            case events.Failed(failure) if failure.reason not in self._reasons:
+                self._reasons.add(failure.reason)
                 self._say(_failure_line(failure))
             case events.Notice(text):
                 self._say(f"note: {text}")
@@ -157,6 +161,7 @@ class PlainReport(Notes):
     """Lines on standard error: the plan, failures, one line for every tenth of the kernels, the outcome."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._progress = Progress()
 
     def __call__(self, event: Event) -> None:
@@ -197,6 +202,7 @@ class BarReport(Notes):
         from rich.console import Console
         from rich.live import Live
 
+        super().__init__()
         self._console: Any = console or Console(stderr=True)
         self._progress = Progress(now)
         # The screen is drawn by a thread of its own.
@@ -310,7 +316,7 @@ def short_name(kernel: Kernel, width: int) -> str:
 
 
 def _failure_line(failure: Failure) -> str:
-    reason = failure.reason.strip().partition("\n")[0].rstrip()
+    reason = failure.headline
     if reason.startswith("timed out after"):
         reason += "; --timeout gives more"
     return f"failed: {failure.kernel.name}: {reason or 'no reason given'} (log: {failure.log})"

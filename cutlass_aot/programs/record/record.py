@@ -36,13 +36,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cutlass_aot.errors import RequestError
+from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.programs.describe.distributions import in_standard_library
 from cutlass_aot.programs.describe.profiles import device_numbers
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
-from cutlass_aot.programs.start.files import note_refusal, printable, write_whole
+from cutlass_aot.programs.start.files import note_refusal, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
 from cutlass_aot.schema.codec import from_plain
@@ -213,7 +214,7 @@ class Recorder:
             except BaseException as error:
                 failure = {
                     "raised": [kind.__name__ for kind in type(error).__mro__],
-                    "message": printable(f"{type(error).__name__}: {error}"),
+                    "message": explain(error),
                 }
                 traceback.print_exc()
                 write_whole(path.with_suffix(".failure"), encode(failure))

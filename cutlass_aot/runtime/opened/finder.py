@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
+from cutlass_aot.errors import (
+    CorruptFile,
+    DeviceError,
+    Incompatible,
+    KernelNotFound,
+    ManifestError,
+    OperandError,
+)
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand
@@ -31,7 +38,8 @@ class Expected(NamedTuple):
 
     Attributes:
         kernel: the kernel.
-        microseconds: its time, measured at this problem or estimated; None if the problem is not a GEMM.
+        microseconds: its time, measured at this problem or estimated; None if neither is known, as of kernels
+            that are not GEMMs.
         bound: what takes most of it, ``launch``, ``compute`` or ``memory``; ``""`` if that is not known.
     """
 
@@ -197,7 +205,7 @@ class _Match(NamedTuple):
         found = []
         for handle in self.ordered():
             own = estimates.get(handle.digest)
-            time = None if own is None else times.get(handle.digest, own.microseconds)
+            time = times.get(handle.digest, None if own is None else own.microseconds)
             found.append(Expected(handle, time, "" if own is None else own.bound))
         return tuple(found)
 
@@ -331,7 +339,10 @@ class Finder:
             machine = present or _machine(serving.known, name)
             launcher = serving.groups[0].launcher if first and ordinal >= 0 else None
             fastest = None if launcher is None else partial(serving.fastest, launcher, ordinal)
-            preference = tiers.prefer(serving.known, serving.candidates, extents, model, machine, fastest)
+            costs = partial(_costs, serving, query, machine) if entries[0].cost else None
+            preference = tiers.prefer(
+                serving.known, serving.candidates, extents, model, machine, fastest, costs
+            )
             found = True
             yield _Match(preference, serving, handles, extents, machine)
             if ordinal >= 0:
@@ -368,6 +379,32 @@ class Finder:
         if not running:
             self._directory.require_any(self.targets, ordinal)
         return tuple(running), where
+
+
+def _costs(serving: Serving, query: Query, machine: Machine) -> dict[str, float]:
+    """The cost of each kernel by its author's formula, by digests."""
+    # Imported here: few kernels have a formula.
+    from cutlass_aot.schema.kernels.cost import cost_of, numbers_of
+
+    found = {}
+    for group in serving.groups:
+        entry = group.entry
+        known = {
+            **machine._asdict(),
+            **match.named_extents(entry, query),
+            **numbers_of(dict(entry.parameters)),
+        }
+        for position in range(len(group.index)):
+            values = known | numbers_of(group.index.design(position))
+            try:
+                cost = cost_of(entry.cost, values)
+            except (ManifestError, KeyError) as error:
+                raise CorruptFile(
+                    f"group {entry.name} has a cost formula that cannot be used ({error}): build the bundle "
+                    "again"
+                ) from None
+            found[group.index.digest(position)] = cost
+    return found
 
 
 def _gpu(ordinal: int) -> tuple[str | None, Machine | None]:

@@ -11,7 +11,7 @@ from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports, told
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, is_own
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -213,14 +213,29 @@ def problem_extents(group: GroupEntry, query: Query) -> Extents:
 
     Those of 0 count as 1: no kernel is launched then, and any may be chosen.
     """
-    extents: dict[str, int] = {}
+    extents = named_extents(group, query)
+    if is_own(extents):
+        return OwnExtents.of(extents)
+    return Extents(*(extents.get(name, 1) for name in "LMNK"))
+
+
+def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
+    """The extents of a query by their names in the constraints of a group that serves it, at least 1."""
+    # A batch that no operand of the call has is one of 1.
+    extents = {
+        name: 1
+        for constraint in group.operands
+        for name in constraint.extents
+        if isinstance(name, str) and name.isidentifier()
+    }
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
             names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
             pairs = zip(names, operand.shape, strict=True)
-            extents.update(told(name, extent) for name, extent in pairs if isinstance(name, str))
-    return Extents(*(max(extents.get(name, 1), 1) for name in "LMNK"))
+            found = (told(name, extent) for name, extent in pairs if isinstance(name, str))
+            extents.update((name, max(extent, 1)) for name, extent in found)
+    return extents
 
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:

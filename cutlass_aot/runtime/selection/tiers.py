@@ -1,10 +1,12 @@
-"""Choose a kernel for a problem: five tiers, each a pure function; :func:`prefer` asks them in order.
+"""Choose a kernel for a problem: six tiers, each a pure function; :func:`prefer` asks them in order.
 
-1. ``tuned``: this very problem was measured on this model of GPU.
+1. ``tuned``: this very problem was measured on this model of GPU; or, of what is not a GEMM, one near it.
 2. ``fitted``: the cost model (:mod:`~.selection.cost_model`), fitted to measurements on this model of GPU.
 3. ``scaled``: the same, fitted on another model of GPU and scaled to this one.
 4. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
-5. ``default order``: the cost model with constants that are derived from the design alone.
+5. ``declared``: the cost formula of the kernels' author.
+6. ``default order``: the cost model with constants that are derived from the design alone. It knows GEMMs; of
+   other kernels it takes the first.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from cutlass_aot.runtime.selection.cost_model import (
     microseconds,
 )
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, RankedProblem, Ranking
 
 NEAR = 2.0
 """Largest distance of near problems of a modelled ranking: octaves, in the extent that differs most."""
@@ -150,12 +152,14 @@ def prefer(
     gpu: str | None,
     machine: Machine,
     fastest: Fastest | None = None,
+    costs: Callable[[], Mapping[str, float]] | None = None,
 ) -> Preference:
     """The preference of the first tier that has data for the problem.
 
     ``candidates`` gives the kernels, all of one target, each of which serves the problem; it is called only
     if their estimated times are needed. ``gpu`` is the GPU model that is chosen for, None if none was named,
     and ``machine`` what its times scale with. With ``fastest``, no more than the best kernel is asked for.
+    ``costs`` gives the cost of each kernel by its digest, if their author declared a formula.
     """
     if known.measured is not None:
         found = tuned(known.measured, candidates, extents, machine)
@@ -165,7 +169,12 @@ def prefer(
     if fit is not None:
         found = fitted(fit, candidates(), extents, machine, here=fit is known.measured, fastest=fastest)
     else:
-        found = modelled(known.modelled(), extents) or default_order(candidates(), extents, machine, fastest)
+        found = (
+            (known.measured and isinstance(extents, OwnExtents) and near(known.measured, extents))
+            or modelled(known.modelled(), extents)
+            or (costs and declared(costs()))
+            or default_order(candidates(), extents, machine, fastest)
+        )
     if known.elsewhere and known.measured is None:
         where = "no GPU was named" if gpu is None else f"not on {gpu!r}"
         found = found._replace(reason=f"{found.reason}; measured on {', '.join(known.elsewhere)}, {where}")
@@ -202,6 +211,15 @@ def tuned(
     return Preference("tuned", reason, order, tuple({**times, **expected}[digest] for digest in order))
 
 
+def near(ranking: Ranked, extents: Extents) -> Preference | None:
+    """The first tier without a cost model to go by: measured times of a problem near this one."""
+    problem = ranking.nearest(extents)
+    if problem is None:
+        return None
+    known = extents.like(problem.extents)
+    return Preference("tuned", f"{known}, near {extents}, was measured", problem.kernels)
+
+
 def fitted(
     fit: Ranked,
     candidates: Candidates,
@@ -234,12 +252,21 @@ def modelled(rankings: Iterable[Ranked], extents: Extents) -> Preference | None:
     return None
 
 
+def declared(costs: Mapping[str, float]) -> Preference:
+    """The fifth tier: by the author's formula; equals are in the order given."""
+    order = tuple(sorted(costs, key=costs.__getitem__))
+    reason = f"the least by the cost formula of its declaration, {costs[order[0]]:g}"
+    return Preference("declared", reason, order)
+
+
 def default_order(
     candidates: Candidates, extents: Extents, machine: Machine, fastest: Fastest | None = None
 ) -> Preference:
     """The last tier: by the cost model with derived constants; equals are in the order of the candidates."""
     if not candidates.traffic.of_gemm:
-        reason = "the first by its tile, cluster and name: the cost model knows GEMMs alone"
+        reason = "the first by its tile, cluster and name: neither times nor a cost formula are known"
+        if len(candidates.digests) == 1:
+            reason = "the only one"
         return Preference("default order", reason, candidates.digests)
     reason = f"the least time by the cost model, which was not fitted, on {_in_words(machine)}"
     constants = candidates.derivation(machine)

@@ -108,6 +108,7 @@ class GroupEntry(NamedTuple):
         libraries: host to the libraries with the kernels' host code, the same number for each host.
         rankings: measured ones first, then by GPU.
         requests: requests of a program that its kernels answer; None if kernels are found by operands.
+        cost: formula of :mod:`~cutlass_aot.schema.kernels.cost` that kernels are chosen by, ``""`` for none.
     """
 
     name: str
@@ -123,6 +124,7 @@ class GroupEntry(NamedTuple):
     rankings: tuple[RankingReference, ...] = ()
     parameters: Annotated[Values, AS_MAP] = NO_VALUES
     requests: FileReference | None = None
+    cost: str = ""
 
     @property
     def files(self) -> tuple[FileReference, ...]:

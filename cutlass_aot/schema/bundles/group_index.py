@@ -154,6 +154,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
             constants=constants,
             workspace_bytes=workspace,
             parameters=dict(group.parameters),
+            cost=group.cost,
             digest=self.digest(position),
         )
         return KernelEntry(kernel, sha256, facts, self._provenance[provenance], code, library)

@@ -1,4 +1,4 @@
-"""Formulas over an accumulator: a bounded parser, their canonical text, and an evaluator.
+"""Formulas, over an accumulator or over extents: a bounded parser, canonical text, and an evaluator.
 
 A formula is statements such as ``F = alpha * accum; D = relu(F + bias)``, separated by semicolons or line
 ends. It is parsed with :mod:`ast` and never run. Two texts have the same canonical text if they differ only
@@ -205,6 +205,20 @@ def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
     return tuple(sorted(found.values(), key=lambda statement: (statement.name != OUT, statement.name)))
 
 
+def parse_expression(text: str, functions: Mapping[str, int], what: str) -> Expression:
+    """Parse one expression over names and numbers, such as ``"N / threads + 2"``.
+
+    ``functions`` maps those that it may call to their number of arguments. ``what`` names the expression in a
+    ManifestError for anything else.
+    """
+    if not text.strip():
+        raise ManifestError(f"{what}: empty, expected one expression")
+    statements = _split(text, what)
+    if len(statements) > 1 or "=" in statements[0]:
+        raise ManifestError(f"{what}: found {text[:MAX_SHOWN]!r}, expected one expression")
+    return _Reader(f"{what} = {statements[0]}", {}, functions, what, ()).statement(())[2]
+
+
 def text_of(expression: Expression) -> str:
     """The canonical text of an expression, with the fewest parentheses that keep its structure."""
     if isinstance(expression, Name):
@@ -228,14 +242,14 @@ def _within(expression: Expression, least: int) -> str:
     return text
 
 
-def _split(text: str) -> list[str]:
+def _split(text: str, what: str = "epilogue") -> list[str]:
     """The statements' texts. A line end inside parentheses does not end a statement."""
     if len(text) > MAX_TEXT:
-        raise ManifestError(f"epilogue: {len(text)} characters, expected at most {MAX_TEXT}")
+        raise ManifestError(f"{what}: {len(text)} characters, expected at most {MAX_TEXT}")
     allowed = _ALLOWED.match(text)
     if allowed is not None and allowed.end() != len(text):
         raise ManifestError(
-            f"epilogue: found {text[allowed.end()]!r} after {text[: allowed.end()][-20:]!r}: a formula has "
+            f"{what}: found {text[allowed.end()]!r} after {text[: allowed.end()][-20:]!r}: a formula has "
             "names, numbers, + - * / ( ) , = and ;"
         )
     statements, depth, current = [], 0, ""
@@ -243,7 +257,7 @@ def _split(text: str) -> list[str]:
         depth += (character == "(") - (character == ")")
         if depth > MAX_DEPTH:
             raise ManifestError(
-                f"epilogue: more than {MAX_DEPTH} parentheses inside each other in {text[:60]!r}"
+                f"{what}: more than {MAX_DEPTH} parentheses inside each other in {text[:60]!r}"
             )
         if character == ";" or (character in "\r\n" and depth <= 0):
             statements.append(current)
@@ -253,22 +267,32 @@ def _split(text: str) -> list[str]:
     statements.append(current)
     kept = [statement.strip() for statement in statements if statement.strip()]
     if not kept:
-        raise ManifestError(f'epilogue: empty, expected a formula such as "{OUT} = relu({ACCUMULATOR})"')
+        raise ManifestError(f'{what}: empty, expected a formula such as "{OUT} = relu({ACCUMULATOR})"')
     return kept
 
 
 class _Reader:
     """Reads one statement."""
 
-    def __init__(self, source: str, known: Mapping[str, Expression]) -> None:
+    def __init__(
+        self,
+        source: str,
+        known: Mapping[str, Expression],
+        functions: Mapping[str, int] = FUNCTIONS,
+        what: str = "epilogue",
+        reductions: Collection[str] = REDUCTIONS,
+    ) -> None:
         self.source = source
+        self.reductions = reductions
         self.known = known
+        self.functions = functions
+        self.what = what
         self.substituted: set[str] = set()
         self.read: set[str] = set()
 
     def error(self, message: str) -> ManifestError:
         shown = self.source if len(self.source) <= MAX_SHOWN else f"{self.source[:MAX_SHOWN]}..."
-        return ManifestError(f"epilogue: in `{shown}`: {message}")
+        return ManifestError(f"{self.what}: in `{shown}`: {message}")
 
     def statement(self, reduced: Collection[str]) -> tuple[str, str, Expression]:
         """The assigned name, the reduction or ``""``, and the expression."""
@@ -295,7 +319,11 @@ class _Reader:
             if isinstance(inner, ast.Name) and inner.id in reduced:
                 raise self.error(f"{inner.id} is a reduction: its value is known after the last tile alone")
         value, reduction = node.value, ""
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in REDUCTIONS:
+        if (
+            isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Name)
+            and value.func.id in self.reductions
+        ):
             reduction = value.func.id
             if len(value.args) != 1 or value.keywords:
                 raise self.error(
@@ -325,7 +353,7 @@ class _Reader:
             return self.call(node)
         raise self.error(
             f"{ast.unparse(node)!r} is not allowed: expected names, numbers, + - * /, and "
-            + ", ".join(FUNCTIONS)
+            + ", ".join(self.functions)
         )
 
     def name(self, name: str) -> Expression:
@@ -334,7 +362,7 @@ class _Reader:
             return self.known[name]
         if name != ACCUMULATOR and not is_name(name):
             raise self.error(f"{name!r} is not a value: expected {ACCUMULATOR}, an operand or a temporary")
-        if name == OUT:
+        if name == OUT and self.reductions:
             raise self.error(f"{OUT} is read before it is assigned")
         self.read.add(name)
         return Name(name)
@@ -347,7 +375,7 @@ class _Reader:
         except OverflowError:
             rounded = math.inf
         if not math.isfinite(rounded) or (value != 0 and rounded == 0):
-            raise self.error(f"{value!r} is out of the range of f32, in which epilogues are computed")
+            raise self.error(f"{value!r} is out of the range of f32, in which constants are kept")
         return Constant(rounded)
 
     def binary(self, operation: str, left: Expression, right: Expression) -> Expression:
@@ -360,17 +388,18 @@ class _Reader:
 
     def call(self, node: ast.Call) -> Expression:
         function = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
-        if function in REDUCTIONS:
+        if function in self.reductions:
             raise self.error(
                 f"{function}() can only be all of the right side of an output: `total = {function}(...)`; of "
                 "two elements, maximum() and minimum()"
             )
-        if function not in FUNCTIONS:
-            raise self.error(f"unknown function {function!r}: expected one of {', '.join(FUNCTIONS)}")
+        if function not in self.functions:
+            raise self.error(f"unknown function {function!r}: expected one of {', '.join(self.functions)}")
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
             raise self.error(f"{function}() takes expressions alone, without names or stars")
-        if len(node.args) != FUNCTIONS[function]:
-            raise self.error(f"{function}() takes {FUNCTIONS[function]} arguments, found {len(node.args)}")
+        count = self.functions[function]
+        if len(node.args) != count:
+            raise self.error(f"{function}() takes {count} arguments, found {len(node.args)}")
         return self.apply(function, *(self.expression(argument) for argument in node.args))
 
     def apply(self, operation: str, *arguments: Expression) -> Apply:

@@ -35,6 +35,8 @@ class Kernel:
         constants: numbers from a device profile that are compiled in, sorted by name.
         workspace_bytes: bytes of device memory a launch needs beside its operands.
         parameters: what else decides the result, beside the operation and the operands, sorted by name.
+        cost: formula of :mod:`~.cost` by which kernels of its group are chosen; ``""`` for none. It decides
+            nothing of the code, and is not part of the digest.
     """
 
     operation: str
@@ -47,6 +49,7 @@ class Kernel:
     constants: Annotated[tuple[tuple[str, int], ...], AS_MAP] = ()
     workspace_bytes: int = 0
     parameters: Annotated[Values, AS_MAP, OMIT] = NO_VALUES
+    cost: Annotated[str, OMIT] = field(default="", compare=False)
     # Computed once, when first needed: a plan of ten thousand kernels reads each several times.
     _digest: str = field(default="", init=False, repr=False, compare=False)
     _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
@@ -66,6 +69,7 @@ class Kernel:
         constants: Mapping[str, int] | None = None,
         workspace_bytes: int = 0,
         parameters: Mapping[str, DesignValue] | None = None,
+        cost: str = "",
         digest: str = "",
     ) -> "Kernel":
         """Build a record from mappings; a known ``digest`` saves computing it."""
@@ -80,6 +84,7 @@ class Kernel:
             constants=tuple(sorted((constants or {}).items())),
             workspace_bytes=workspace_bytes,
             parameters=Values.of(parameters or {}),
+            cost=cost,
         )
         object.__setattr__(made, "_digest", digest)
         return made

@@ -38,9 +38,53 @@ class Extents(NamedTuple):
         """Extents by their names in operand constraints."""
         return {"L": self.batch, "M": self.m, "N": self.n, "K": self.k}
 
+    def like(self, other: "Extents") -> "Extents":
+        """Extents of another problem of the same operation, as it is to be named."""
+        return other
+
     def __str__(self) -> str:
         text = f"{self.m}x{self.n}x{self.k}"
         return text if self.batch == 1 else f"{self.batch} of {text}"
+
+
+MOST_NAMES = 4
+"""Extents that tell problems of an operation apart."""
+
+
+class OwnExtents(Extents):
+    """Extents of an operation that is not a GEMM, under its own names, of which there are at most four.
+
+    They stand in the places of m, n, k and batch, in the order of their names in the operands, and are equal
+    to such extents of a GEMM.
+    """
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, extents: Mapping[str, int]) -> "OwnExtents":
+        """Extents by name; those beyond the fourth are left out."""
+        m, n, k, batch = (*list(extents.values())[:MOST_NAMES], 1, 1, 1, 1)[:MOST_NAMES]
+        made = cls(batch, m, n, k)
+        made.names = tuple(extents)[:MOST_NAMES]
+        return made
+
+    @property
+    def by_name(self) -> dict[str | int, int]:
+        """Extents by their names in operand constraints."""
+        return dict(zip(self.names, (self.m, self.n, self.k, self.batch), strict=False))
+
+    def like(self, other: Extents) -> Extents:
+        """Extents of another problem of the same operation, as it is to be named."""
+        places = (other.m, other.n, other.k, other.batch)
+        return OwnExtents.of(dict(zip(self.names, places, strict=False)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} = {extent}" for name, extent in self.by_name.items())
+
+
+def is_own(names: Iterable[str]) -> bool:
+    """Whether extents of these names are not those of a GEMM."""
+    return not {"M", "N", "K"} <= set(names)
 
 
 class RankedProblem(NamedTuple):

@@ -1,4 +1,4 @@
-"""Lists of GEMM problems in TOML: every m with every (n, k).
+"""Lists of problems in TOML: of GEMMs, every m with every (n, k).
 
 ::
 
@@ -9,13 +9,19 @@
     batch = 4                           # or several; 1 by default
     m = 32                              # or several, instead of those at the top
 
-Names of tables have no meaning. A table without ``nk`` is left out, and one with ``groups`` (of a grouped
-GEMM) gives dense problems; a note says so.
+    [other_name]                        # problems of a kernel of one's own, with its extents
+    T = [1, 4096]
+    H = 128
+
+Names of tables have no meaning. Another table without ``nk`` is left out, and one with ``groups`` (of a
+grouped GEMM) gives dense problems; a note says so.
 """
 
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
@@ -33,10 +39,14 @@ _KEYS = ("batch", "groups", "m", "nk")
 
 @dataclass(frozen=True, slots=True)
 class ShapeList:
-    """At least one problem, each once, in the order of the file, with notes on ignored tables and keys."""
+    """At least one problem, each once, in the order of the file, with notes on ignored tables and keys.
+
+    ``own`` are extents by name, for operations that are not GEMMs.
+    """
 
     extents: tuple[Extents, ...]
     notes: tuple[str, ...]
+    own: tuple[Mapping[str, int], ...] = ()
 
 
 def parse_shapes(data: bytes, what: str) -> ShapeList:
@@ -54,12 +64,16 @@ def parse_shapes(data: bytes, what: str) -> ShapeList:
 def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
     """The problems of a parsed document; ManifestError if it is malformed."""
     found: dict[Extents, None] = {}
+    own: list[Mapping[str, int]] = []
     notes = []
     for name, table in document.items():
         if name == "m":
             continue
         if not isinstance(table, Mapping):
             raise ManifestError(f"{what}: unknown key `{name}`: expected `m`, and tables with `nk`")
+        if table and not {*table} & {*_KEYS} and all(map(_is_extents, table.values())):
+            own += _own(table, name, what, MAX_PROBLEMS - len(own))
+            continue
         if "nk" not in table:
             notes.append(f"{what}: table [{name}] has no `nk`: left out")
             continue
@@ -80,11 +94,25 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
             if len(found) + len(batches) * len(heights) > MAX_PROBLEMS:
                 raise ManifestError(f"{what}: more than {MAX_PROBLEMS} problems: split the list")
             found.update(dict.fromkeys(Extents(batch, m, n, k) for batch in batches for m in heights))
-    if not found:
+    if not found and not own:
         raise ManifestError(
             f"{what}: no table has `nk`: expected one such as [layers] with nk = [[n, k]], and `m`"
         )
-    return ShapeList(tuple(found), tuple(notes))
+    return ShapeList(tuple(found), tuple(notes), tuple(own))
+
+
+def _is_extents(value: Any) -> bool:
+    """Whether a value is meant to be an extent, or several."""
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in values)
+
+
+def _own(table: Mapping[str, Any], name: str, what: str, most: int) -> list[Mapping[str, int]]:
+    """The problems of a table of extents by name: every combination."""
+    lists = {key: _extents(value, f"{name}.{key}", what) for key, value in table.items()}
+    if prod(map(len, lists.values())) > most:
+        raise ManifestError(f"{what}: more than {MAX_PROBLEMS} problems: split the list")
+    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
 def _list(value: Any, key: str, what: str) -> list[Any]:

@@ -16,7 +16,7 @@ from tests.support.paths import FIXTURES, REPOSITORY
 
 pytestmark = pytest.mark.compile
 
-PACKAGE = FIXTURES / "axpy_package"
+GENERATOR = FIXTURES / "column_scale"
 
 # The names of what a machine that serves has not got: the DSL, torch, and the rest of the build side.
 PROGRAM = """
@@ -61,12 +61,17 @@ def outcome(call, *operands, **named):
 (installed,) = cutlass_aot.installed_bundles()
 print(installed.name, installed.version, installed.distribution)
 for dtype in ("f32", "bf16"):
-    function = axpy(dtype=dtype, threads=256)
+    function = axpy(dtype=dtype)
     print(*(kernel.target for kernel in function.kernels()))
     outcome(function, *(vector(1000, dtype=dtype) for _ in range(3)), 2.0)
-outcome(axpy("f32", 256), vector(1000), vector(999), vector(1000), alpha=2.0)
-outcome(axpy, "f32", 128)
+outcome(axpy("f32"), vector(1000), vector(999), vector(1000), alpha=2.0)
+outcome(axpy, "f16")
 bundle = cutlass_aot.open_installed("axpy")
+for count in (1000, 1_000_000):
+    x = cutlass_aot.describe((count,), "f32")
+    named = {"operation": "axpy", "parameters": {"dtype": "f32"}, "target": "sm_90a"}
+    choice = bundle.choose(x, x, x, 2.0, **named)
+    print(choice.kernel.design["threads"], choice.tier, choice.reason)
 x, scale, out = vector(7, 100), vector(100), vector(7, 100)
 print(len(bundle.find(x, scale, out, operation="column_scale")))
 outcome(bundle.run, "column_scale", x, scale, out)
@@ -99,16 +104,18 @@ def wheels(tmp_path_factory):
     """A folder with what pip installed from the source tree, and the wheel of the bundle built from it."""
     pytest.importorskip("pip")
     root = tmp_path_factory.mktemp("third_party")
-    # pip builds in the tree itself, which is not ours to leave anything in.
     source = root / "source"
-    for file in PACKAGE.rglob("*"):
-        if file.suffix in (".py", ".toml"):
-            (source / file.relative_to(PACKAGE)).parent.mkdir(parents=True, exist_ok=True)
-            (source / file.relative_to(PACKAGE)).write_bytes(file.read_bytes())
+    run("-m", "cutlass_aot", "new", "kernel", "axpy", "-o", source, path=root, cwd=root)
+    # A generator beside the declared kernel.
+    for file in GENERATOR.glob("*.py"):
+        (source / "axpy_kernels" / file.name).write_bytes(file.read_bytes())
+    project = source / "pyproject.toml"
+    project.write_text(project.read_text() + 'column_scale = "axpy_kernels.generator:ColumnScale"\n')
     site = root / "site"
     install(source, site, root)
     manifest = root / "axpy.toml"
-    manifest.write_bytes((PACKAGE / "axpy.toml").read_bytes())
+    table = '\n[[kernels]]\ngenerator = "column_scale"\noperation = "column_scale"\n'
+    manifest.write_text((source / "axpy.toml").read_text().replace(', "sm_100a"', "") + table)
     run("-m", "cutlass_aot", "build", manifest, path=site, cwd=root)
     run("-m", "cutlass_aot", "wheel", "build/bundles/axpy", "-o", root / "wheels", path=site, cwd=root)
     return root
@@ -137,7 +144,9 @@ def test_an_edit_of_the_module_that_the_body_imports_builds_again(wheels, tmp_pa
     assert not any(kernel["build"] for kernel in json.loads(run(*plan, path=site, cwd=tmp_path))["kernels"])
     edited = site / "axpy_kernels" / "kernels.py"
     edited.write_text(edited.read_text() + "\n# edited\n")
-    assert all(kernel["build"] for kernel in json.loads(run(*plan, path=site, cwd=tmp_path))["kernels"])
+    # Those of the generator beside it do not depend on this module.
+    planned = json.loads(run(*plan, path=site, cwd=tmp_path))["kernels"]
+    assert {kernel["name"].partition("-")[0] for kernel in planned if kernel["build"]} == {"axpy"}
 
 
 def test_its_declared_kernel_depends_on_its_parameters_alone(wheels):
@@ -157,14 +166,16 @@ def test_its_wheel_serves_where_there_is_no_dsl(wheels, tmp_path):
     install(wheel, deployed, tmp_path)
     install(wheels / "source", deployed, tmp_path)
     lines = run("-c", PROGRAM, path=deployed, cwd=tmp_path).splitlines()
-    assert lines[0] == "axpy 0.3.0 cutlass-aot-bundle-axpy"
+    assert lines[0] == "axpy 0.1.0 cutlass-aot-bundle-axpy"
     # The call passes the checks of compiled code and ends where the driver is asked for.
     for targets, called in (lines[1:3], lines[3:5]):
-        assert targets == "sm_80 sm_90a"
+        assert targets == "sm_80 sm_80 sm_90a sm_90a"
         assert called.startswith("DeviceError kernel axpy-")
         assert "there is no NVIDIA driver" in called
     assert "operand `y` is unsupported: expected extent N = 1000 as `x` has, got 999" in lines[5]
-    assert lines[6].startswith("KernelNotFound no kernel axpy(dtype='f32', threads=128) for any GPU")
-    assert lines[7] == "1"
-    assert lines[8].startswith("DeviceError kernel column_scale-")
-    assert lines[9:] == ["build side:"]
+    assert lines[6].startswith("KernelNotFound no kernel axpy(dtype='f16') for any GPU")
+    assert lines[7] == "128 declared the least by the cost formula of its declaration, 192"
+    assert lines[8] == "256 declared the least by the cost formula of its declaration, 9600"
+    assert lines[9] == "1"
+    assert lines[10].startswith("DeviceError kernel column_scale-")
+    assert lines[11:] == ["build side:"]

@@ -21,6 +21,7 @@ from cutlass_aot.builder.compile.messages import (
     from_bytes,
     to_bytes,
 )
+from cutlass_aot.builder.records import headline
 from cutlass_aot.builder.toolchain import CompilerToolchain
 from cutlass_aot.generators.registry import GeneratorReference, version_of
 from cutlass_aot.schema.kernels.artifact import Artifact
@@ -112,14 +113,14 @@ def machine(tmp_path, monkeypatch):
 
 def test_a_plugin_that_changes_under_a_living_worker_is_noticed(machine):
     old = machine.request()
-    assert machine.ask(old).error == "ValueError: compiled by 1"
+    assert headline(machine.ask(old).error) == "ValueError: compiled by 1"
     first = fork_server()
-    assert machine.ask(old, timeout=20.0).error == "ValueError: compiled by 1"
+    assert headline(machine.ask(old, timeout=20.0).error) == "ValueError: compiled by 1"
     assert fork_server() is first
     machine.install("2.0")
     assert "its generator version is 2.0+" in machine.ask(old).reason
     assert "its generator version is 2.0+" in machine.ask(old, timeout=21.0).reason
-    assert machine.ask().error == "ValueError: compiled by 2.0"
+    assert headline(machine.ask().error) == "ValueError: compiled by 2.0"
     assert first.poll() is not None
 
 
@@ -144,10 +145,10 @@ def test_a_distribution_that_changes_under_a_living_worker_is_noticed(machine):
 
 def test_a_compiler_that_changes_under_a_living_worker_is_noticed(machine):
     old = machine.request()
-    assert machine.ask(old).error == "ValueError: compiled by 1"
+    assert headline(machine.ask(old).error) == "ValueError: compiled by 1"
     machine.compiler.write_text("another")
     assert "its toolchain is" in machine.ask(old).reason
-    assert machine.ask().error == "ValueError: compiled by 1"
+    assert headline(machine.ask().error) == "ValueError: compiled by 1"
 
 
 def test_what_was_compiled_while_the_compiler_changed_is_not_handed_out(machine):
@@ -163,7 +164,7 @@ def test_a_process_that_was_killed_is_started_again(machine):
         fork_server().kill()
         fork_server().wait()
         time.sleep(0.2)
-        assert machine.ask().error == "ValueError: compiled by 1"
+        assert headline(machine.ask().error) == "ValueError: compiled by 1"
 
 
 def test_a_machine_that_cannot_start_processes_fails_kernels_and_refuses_nothing(machine, monkeypatch):
@@ -212,7 +213,7 @@ def test_an_idle_pool_ends_and_begins_again(machine, monkeypatch):
             break
         time.sleep(0.05)
     assert first._pool._fork_server is None
-    assert machine.ask().error == "ValueError: compiled by 1"
+    assert headline(machine.ask().error) == "ValueError: compiled by 1"
     assert dask_worker._local.bench is first
 
 
@@ -220,7 +221,7 @@ def test_threads_compile_each_on_its_own(machine):
     answers = []
 
     def ask():
-        answers.append(machine.ask(request).error)
+        answers.append(headline(machine.ask(request).error))
         dask_worker._local.bench.end()
 
     request = machine.request()

@@ -12,10 +12,16 @@ import cutlass_aot
 from cutlass_aot.bundle.apply_tuning import with_tuning
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
+from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Machine
 from cutlass_aot.schema.tuning.tuning import Accuracy
 from cutlass_aot.tuning.fit import fit_group
+from tests.support.bundles import designs
+from tests.support.bundles import write_bundle as small_bundle
+from tests.support.declared_kernels import tuned
 from tests.support.replace import replace
 from tests.support.synthetic import entry, kernels, plan
 from tests.support.tunings import PROBLEM, tuned_group, tuning
@@ -98,6 +104,51 @@ def test_all_extents_are_needed(run: Run, bundle: Path, missing: str) -> None:
     status, _, errors = run(bundle, *SIZES[:at], *SIZES[at + 2 :])
     assert status == 2
     assert f"Missing option '{missing}'" in errors
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Kernels of one's own, which differ in tuning, and a GEMM."""
+    generator = DeclaredGenerator(tuned)
+    found = generator.enumerate(Problem("tuned", (), "", ""), "sm_90a", load_profile("h200"))
+    return small_bundle(tmp_path / "own", [*found, *designs()[:1]])
+
+
+def test_a_kernel_of_ones_own_is_chosen_by_its_extents(run: Run, own: Path) -> None:
+    status, out, _ = run(own, "--extent", "N=1000000")
+    assert status == 0
+    first, second = out.split("\n\n")
+    assert first.startswith("tuned-bf16.bf16-tt-sm_90a-bf16: declared: the least by the cost formula")
+    lines = second.splitlines()
+    assert lines[0].startswith("tuned-f32.f32-tt-sm_90a-f32: declared: the least by the cost formula")
+    assert [line.split()[-1].rpartition("-")[0].rpartition("f32-")[2] for line in lines[2:]] == [
+        "threads256-wide", "threads256", "threads128",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in lines[2:]] == ["-"] * 3
+    status, out, _ = run(own, "--extent", "N=1000", "--dtypes", "f32.f32", "--json")
+    (record,) = json.loads(out)
+    assert record["tier"] == "declared"
+    assert "threads128" in record["kernels"][0]["name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ("--extent", "M=4"),
+            "own has no kernel for M = 4: tuned-bf16.bf16-tt-sm_90a-bf16: its extents are N",
+        ),
+        (("--extent", "N=4", "--m", "1"), "--extent is for what is not a GEMM"),
+        (("--extent", "N=0"), "N=0: expected a whole number from 1"),
+        (("--extent", "N"), "expected a name, = and a value"),
+    ],
+)
+def test_extents_that_no_kernel_has_are_refused(
+    run: Run, own: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    status, _, errors = run(own, *arguments)
+    assert status in (1, 2)
+    assert problem.removeprefix("own") in " ".join(errors.split())
 
 
 def test_show_says_what_a_groups_choices_are_known_by(

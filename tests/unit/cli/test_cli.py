@@ -229,7 +229,7 @@ def failures(tmp_path):
     ]
 
 
-def test_a_failed_build_says_each_kernel_in_one_line_and_then_where_its_log_is(
+def test_a_failed_build_says_each_reason_in_one_line_and_then_in_full_with_its_kernels(
     run, failures, monkeypatch, tmp_path
 ):
     from cutlass_aot.builder import build as pipeline
@@ -253,11 +253,18 @@ def test_a_failed_build_says_each_kernel_in_one_line_and_then_where_its_log_is(
         f"failed: {second.kernel.name}: timed out after 1 s; --timeout gives more (log: {second.log})",
         "compiling: 2/3 in 0 s, 2 failed",
         f"finished: 1 kernel compiled in 0 s, 2 failed; slowest 1.0 s: {designs()[2].name}",
-        "2 kernels of 3 failed:",
-        f"  {first.kernel.name}",
-        f"    log: {first.log}",
-        f"  {second.kernel.name}",
-        f"    log: {second.log}",
+        "2 kernels of 3 failed for 2 reasons:",
+        "",
+        "  unknown type:",
+        "      at line 3",
+        "      of the kernel",
+        f"  1 kernel: {first.kernel.name}",
+        f"  log: {first.log}",
+        "",
+        "  timed out after 1 s",
+        f"  1 kernel: {second.kernel.name}",
+        f"  log: {second.log}",
+        "",
         "nothing was written; what compiled is in the store",
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,14 @@ from cutlass_aot import Operand, policy
 from cutlass_aot.builder.compile.compile import _check_answer
 from cutlass_aot.builder.compile.messages import Enumerated
 from cutlass_aot.builder.plan.plan import enumerations, load_sources, select
-from cutlass_aot.errors import CompileError, GeneratorError, KernelNotFound, ManifestError, OperandError
+from cutlass_aot.errors import (
+    CompileError,
+    CorruptFile,
+    GeneratorError,
+    KernelNotFound,
+    ManifestError,
+    OperandError,
+)
 from cutlass_aot.generators import registry
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device_profiles import load_profile
@@ -28,9 +36,17 @@ from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from tests.support import declared_kernels
 from tests.support.bundles import write_bundle
-from tests.support.declared_kernels import compute, scale_rows, tiled, without_parameters, wrong_answers
+from tests.support.declared_kernels import (
+    compute,
+    scale_rows,
+    tiled,
+    tuned,
+    without_parameters,
+    wrong_answers,
+)
 from tests.support.kernels import gemm
 
 DEVICE = load_profile("h200")
@@ -43,7 +59,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(policy, "_process", policy._Process())
     monkeypatch.setattr(bundle_search, "opened_bundles", lambda: list(opened))
     monkeypatch.setattr(bundle_search, "located", list)
-    for made in (scale_rows, without_parameters):
+    for made in (scale_rows, tuned, without_parameters):
         monkeypatch.setattr(made, "_functions", {})
         monkeypatch.setattr(made, "_calls", {})
     opened: list[Any] = []
@@ -129,6 +145,10 @@ def takes_more(*n):
         (takes_n, {"params": {"m": [1]}}, r"it takes \(n\), `params` declares \(m\)"),
         (takes_a_default, {"params": {"n": [1]}}, "`n` has a default value"),
         (takes_more, {"params": {"n": [1]}}, "expected parameters with names"),
+        (takes_n, {"tuning": {"m": [1]}}, r"takes \(n\), `params` declares \(\) and `tuning` \(m\)"),
+        (takes_n, {"params": {"n": [1]}, "tuning": {"n": [1]}}, "the same names in the same order"),
+        (takes_n, {"tuning": {"n": []}}, r"tuning\['n'\]: expected a list of values, each once"),
+        (takes_n, {"params": {"n": [1]}, "cost": 4}, "cost 4: expected a formula as text"),
         (takes_n, {"params": {"n": []}}, "a list of values, each once"),
         (takes_n, {"params": {"n": [1, 1]}}, "a list of values, each once"),
         (takes_n, {"params": {"n": [None]}}, "parameter n = None"),
@@ -545,6 +565,144 @@ def test_policy_jit_asks_the_compiler_and_keeps_what_it_gave(launched, monkeypat
     assert len(launched.calls) == 2
     # What was compiled serves under every policy from then on.
     assert scale_rows(n=128, fast=True) is function
+
+
+# -- tuning -----------------------------------------------------------------------------------------------
+
+
+def tuned_records(dtype="f32") -> list[Kernel]:
+    found = DeclaredGenerator(tuned).enumerate(Problem("tuned", (), "", ""), "sm_90a", DEVICE)
+    return [kernel for kernel in found if dict(kernel.parameters) == {"dtype": dtype}]
+
+
+def test_kernels_that_differ_in_tuning_are_of_one_group():
+    kernels = tuned_records()
+    assert len({kernel.group for kernel in kernels}) == 1
+    designs = [dict(kernel.design) for kernel in kernels]
+    assert designs == [
+        {"threads": 128, "wide": False},
+        {"threads": 256, "wide": False},
+        {"threads": 256, "wide": True},
+    ]
+    assert {kernel.cost for kernel in kernels} == {tuned.cost}
+
+
+def test_a_table_filters_on_tuning():
+    table = MANIFEST.replace("scale_rows", "tuned") + "threads = 256\nwide = true\n"
+    parsed = parse_manifest(table.encode(), Path("m.toml"))
+    sources = load_sources(parsed)
+    (question,) = enumerations(parsed, sources)
+    answers = sources.instances["tuned"].enumerate(question.problem, question.target, DEVICE)
+    kernels = select(parsed, [(question, tuple(answers))], "4.8.1").kernels
+    assert [dict(kernel.parameters)["dtype"] for kernel in kernels] == ["bf16", "f32"]
+
+
+def described(count, **place):
+    return [cutlass_aot.describe((count,), "f32", **place) for _ in range(2)]
+
+
+def test_a_problem_takes_the_kernel_with_the_least_cost(tmp_path):
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", tuned_records()))
+    named = {"operation": "tuned", "parameters": {"dtype": "f32"}}
+    few = bundle.choose(*described(1000), **named)
+    assert (few.kernel.design["threads"], few.tier) == (128, "declared")
+    assert few.reason == "the least by the cost formula of its declaration, 192"
+    many = bundle.choose(*described(1_000_000), **named)
+    assert many.kernel.design == {"threads": 256, "wide": True}
+    assert [dict(item.kernel.design)["threads"] for item in many.expected] == [256, 256, 128]
+    assert [item.kernel for item in many.expected] == bundle.find(*described(1_000_000), **named)
+
+
+def test_measured_times_go_before_the_formula_also_those_of_a_problem_near(tmp_path):
+    kernels = tuned_records()
+    slow, fast, wide = (kernel.digest for kernel in kernels)
+    measured = Ranking(
+        group=kernels[0].group,
+        gpu="NVIDIA H200",
+        measured=True,
+        origin="tuned",
+        problems=RankedProblems.of(
+            [RankedProblem(Extents(1, 1000, 1, 1), (wide, slow, fast), (1e-6, 2e-6, 3e-6))]
+        ),
+    )
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels, rankings=[measured]))
+    named = {"operation": "tuned", "parameters": {"dtype": "f32"}, "gpu": "NVIDIA H200"}
+    same = bundle.choose(*described(1000), **named)
+    assert (same.kernel.digest, same.tier) == (wide, "tuned")
+    assert same.reason == "N = 1000 was measured: 1.0 µs, the best of 3"
+    assert bundle.find(*described(1000), **named)[1].digest == slow
+    assert [item.microseconds for item in same.expected] == pytest.approx([1.0, 2.0, 3.0])
+    near = bundle.choose(*described(1500), **named)
+    assert [item.microseconds for item in near.expected] == [None] * 3
+    assert (near.kernel.digest, near.reason) == (wide, "N = 1000, near N = 1500, was measured")
+    far = bundle.choose(*described(1_000_000), **named)
+    assert far.tier == "declared"
+    other = bundle.choose(*described(1000), **{**named, "gpu": "NVIDIA H100"})
+    assert other.tier == "declared"
+    assert other.reason.endswith("; measured on NVIDIA H200, not on 'NVIDIA H100'")
+
+
+def test_without_a_formula_the_reason_claims_no_time(tmp_path):
+    kernels = [replace(kernel, cost="") for kernel in tuned_records()]
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels))
+    choice = bundle.choose(*described(1000), operation="tuned", parameters={"dtype": "f32"})
+    assert choice.tier == "default order"
+    assert "neither times nor a cost formula" in choice.reason
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "one", kernels[:1]))
+    assert (
+        bundle.choose(*described(1000), operation="tuned", parameters={"dtype": "f32"}).reason
+        == "the only one"
+    )
+
+
+@pytest.mark.parametrize("cost", ["threads / M", "N +", "import_(N)", "dtype", "N; N"])
+def test_a_bundle_whose_formula_cannot_be_used_is_corrupt(tmp_path, cost):
+    kernels = [replace(kernel, cost=cost) for kernel in tuned_records()]
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels))
+    with pytest.raises(CorruptFile, match="cost formula that cannot be used"):
+        bundle.choose(*described(1000), operation="tuned", parameters={"dtype": "f32"})
+
+
+@pytest.mark.parametrize(
+    ("cost", "problem"),
+    [
+        ("N / unknown", "'unknown' is none of the extents"),
+        ("dtype + 1", "'dtype' is none of the extents"),
+        ("N +", r"cost: in `cost = N \+`: not a statement"),
+        ("max(N, threads)", "unknown function 'max'"),
+    ],
+)
+def test_a_formula_that_could_not_be_evaluated_is_refused_at_the_build(monkeypatch, cost, problem):
+    monkeypatch.setattr(tuned, "cost", cost)
+    with pytest.raises(GeneratorError, match=problem):
+        tuned_records()
+
+
+def test_a_call_names_no_parameter_of_tuning(tmp_path, fresh, monkeypatch):
+    monkeypatch.setattr(cuda_driver, "compute_capability", lambda ordinal: (9, 0))
+    fresh.append(cutlass_aot.open(write_bundle(tmp_path / "bundle", tuned_records())))
+    calls = []
+    monkeypatch.setattr(type(fresh[0]), "run", lambda self, *given, **named: calls.append((given, named)))
+    assert tuned("f32") is tuned(dtype="f32")
+    x, out = described(1000, device=0)
+    tuned("f32")(x, out=out)
+    assert calls == [(("tuned", x, out), {"parameters": {"dtype": "f32"}, "stream": None, "workspace": None})]
+    with pytest.raises(TypeError, match="threads"):
+        tuned("f32", threads=128)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        tuned("f32", 128)
+    with pytest.raises(KernelNotFound, match=r"no kernel tuned\(dtype='bf16'\)"):
+        tuned("bf16")
+
+
+def test_one_kernel_alone_is_launched_without_a_choice(tmp_path, fresh, monkeypatch):
+    monkeypatch.setattr(cuda_driver, "compute_capability", lambda ordinal: (9, 0))
+    fresh.append(cutlass_aot.open(write_bundle(tmp_path / "bundle", tuned_records()[:1])))
+    note = Recorded()
+    (kernel,) = fresh[0].kernels()
+    kernel.__dict__["launch"] = note
+    tuned("f32")(*described(1000, device=0))
+    assert len(note.calls) == 1
 
 
 def test_declaring_imports_neither_the_build_side_nor_the_dsl():

@@ -312,7 +312,9 @@ def test_what_is_not_a_gemm_has_no_expected_time() -> None:
     found = default_order(others, SQUARE, H200)
     assert found.expected == ()
     assert found.digests == others.digests
-    assert found.reason == "the first by its tile, cluster and name: the cost model knows GEMMs alone"
+    assert (
+        found.reason == "the first by its tile, cluster and name: neither times nor a cost formula are known"
+    )
     assert estimates(known(), others, SQUARE, H200) == {}
 
 

@@ -34,7 +34,14 @@ CHANGES: dict[str, Any] = {
 
 def test_every_field_of_a_kernel_is_covered_by_the_changes():
     names = {field.name for field in dataclasses.fields(Kernel) if field.init}
-    assert names == set(CHANGES)
+    assert names == {*CHANGES, "cost"}
+
+
+def test_a_cost_formula_decides_nothing_of_the_code() -> None:
+    changed = dataclasses.replace(BASE, cost="N / 2")
+    assert (changed, changed.symbol, key(changed, "1", "t")) == (BASE, BASE.symbol, key(BASE, "1", "t"))
+    assert from_plain(Kernel, to_plain(changed), "it").cost == "N / 2"
+    assert "cost" not in to_plain(BASE)
 
 
 @pytest.mark.parametrize("field", sorted(CHANGES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,25 @@ def test_a_table_can_have_its_own_m_and_several_batches():
         (5, 4),
     ]
     assert parse("[a]\nm = 7\nnk = [[8, 8]]\n").extents == (Extents(1, 7, 8, 8),)
+
+
+def test_extents_by_name_are_problems_of_kernels_of_ones_own():
+    found = parse("[norm]\nT = [1, 4096]\nH = 128\n[axpy]\nN = 1000\n")
+    assert (found.extents, found.notes) == ((), ())
+    assert found.own == ({"T": 1, "H": 128}, {"T": 4096, "H": 128}, {"N": 1000})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[norm]\nT = [1, 0]\n", "`norm.T[1]` has 0: expected a number from 1 to"),
+        ("[norm]\nT = []\n", "`norm.T` is []: expected a list that is not empty"),
+        (f"[norm]\nT = {list(range(1, 400))}\nH = {list(range(1, 400))}\n", "more than 100000 problems"),
+    ],
+)
+def test_extents_by_name_that_cannot_be_are_refused(text, message):
+    with pytest.raises(ManifestError, match=re.escape(message)):
+        parse(text)
 
 
 def test_what_is_taken_otherwise_is_noted():

@@ -7,10 +7,11 @@ import pytest
 from cutlass_aot.errors import DeviceError, TuningError
 from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.tuning import session
-from cutlass_aot.tuning.session import Skipped, plan, resumed, run
+from cutlass_aot.tuning.rotation import is_gemm
+from cutlass_aot.tuning.session import Skipped, own_names, plan, resumed, run
 from tests.support.bundles import designs, entry, write_bundle
 from tests.support.kernels import gemm, operand
 from tests.support.replace import replace
@@ -121,6 +122,41 @@ def test_what_is_no_plain_gemm_cannot_be_checked(tmp_path):
     bundle = open_bundle(write_bundle(tmp_path, [other]), check=False)
     with pytest.raises(TuningError, match="no plain GEMM, so that its results cannot be checked"):
         plan(bundle, {}, lambda _: [SMALL], (9, 0))
+
+
+def test_kernels_of_ones_own_are_measured_by_their_extents_where_there_is_a_reference(tmp_path):
+    operands = tuple(replace(operand(name), extents=("T", "H")) for name in ("a", "out"))
+    kernels = [
+        replace(gemm(operation="norm", design={"threads": threads}), operands=operands)
+        for threads in (128, 256)
+    ]
+    opened = open_bundle(write_bundle(tmp_path, [*kernels, *F16]), check=False)
+    own = OwnExtents.of({"T": 7, "H": 64})
+    requested = []
+
+    def problems(operands):
+        requested.append(own_names(operands))
+        return [SMALL] if is_gemm(operands) else [own]
+
+    jobs, notes = plan(opened, {}, problems, (9, 0), {"norm": max})
+    assert notes == []
+    assert [(job.problems, job.reference, len(job.kernels)) for job in jobs] == [
+        ((SMALL,), None, 3),
+        ((own,), max, 2),
+    ]
+    assert requested == [["L", "M", "K", "N"], ["T", "H"]]
+    _, (note,) = plan(opened, {}, problems, (9, 0))
+    assert note.endswith("cannot be checked; its author can declare a reference function")
+    _, (note,) = plan(opened, {}, lambda operands: [SMALL] * is_gemm(operands), (9, 0), {"norm": max})
+    assert note.endswith("no problem has its extents, T, H")
+
+
+def test_more_than_four_extents_are_too_many_to_tell_problems_apart(tmp_path):
+    operands = tuple(replace(operand(name), extents=("A", "B", "C", "D", "E")) for name in ("a", "out"))
+    kernel = replace(gemm(operation="norm"), operands=operands)
+    opened = open_bundle(write_bundle(tmp_path, [kernel]), check=False)
+    with pytest.raises(TuningError, match="5 extents tell its problems apart, and at most 4 can"):
+        plan(opened, {}, lambda _: [SMALL], (9, 0), {"norm": max})
 
 
 # -- measuring and going on -------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def _logged(failures: Iterable[Failure]) -> list[LoggedFailure]:
         text, cut = _log_end(failure.log, min(room, MAX_LOG_BYTES))
         room -= len(text)
         found.append(
-            LoggedFailure(failure.kernel.name, clean(failure.reason), failure.log.name, clean(text), cut)
+            LoggedFailure(failure.kernel.name, clean(failure.headline), failure.log.name, clean(text), cut)
         )
     return found
 

@@ -1,0 +1,197 @@
+"""Compile one kernel for its author, into a bundle of its own, without a manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cutlass_aot.builder import events
+from cutlass_aot.builder.build import build_chosen
+from cutlass_aot.builder.compile.compile import enumerate_kernels
+from cutlass_aot.builder.compile.pool import Pool
+from cutlass_aot.builder.events import Event
+from cutlass_aot.builder.inputs.inputs import Tools
+from cutlass_aot.builder.link.kernel_object import KernelObject, LaunchNumbers
+from cutlass_aot.builder.occupancy import Occupancy, limits_of, occupancy
+from cutlass_aot.builder.plan.recipe import Recipe
+from cutlass_aot.builder.records import Enumeration
+from cutlass_aot.builder.settings import Settings
+from cutlass_aot.errors import CompileError, GeneratorError
+from cutlass_aot.generators.device_profiles import DeviceProfile, builtin_profiles, load_profile
+from cutlass_aot.generators.protocol import Generator, Problem
+from cutlass_aot.generators.registry import GeneratorReference
+from cutlass_aot.manifest.filters import DesignFilter
+from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target
+from cutlass_aot.schema.words import size
+from cutlass_aot.store.store import Store
+
+_LOG_LINES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class TriedKernel:
+    """A kernel that was compiled.
+
+    Attributes:
+        matching: how many kernels match what was asked for; this is the first.
+        seconds: that compiling took.
+        launches: of its host code.
+        bundle: the directory of a bundle with this kernel alone.
+    """
+
+    kernel: Kernel
+    matching: int
+    seconds: float
+    facts: Facts
+    launches: tuple[LaunchNumbers, ...]
+    bundle: Path
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of a block; None if they are known at the call only, or it launches several kernels."""
+        block = self.launches[0].block if len(self.launches) == 1 else None
+        return None if block is None else block[0] * block[1] * block[2]
+
+    @property
+    def dynamic_bytes(self) -> int | None:
+        """Shared memory of a block beside the static; None as for :attr:`threads`."""
+        return self.launches[0].dynamic_bytes if len(self.launches) == 1 else None
+
+    @property
+    def occupancy(self) -> Occupancy | None:
+        """How much of an SM it fills; None if the launch is not known, or the target's limits."""
+        limits = limits_of(self.kernel.target)
+        if limits is None or not self.threads or self.dynamic_bytes is None:
+            return None
+        shared = self.facts.shared_memory_bytes + self.dynamic_bytes
+        return occupancy(limits, self.threads, self.facts.registers, shared)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why no GPU of its target can launch it; empty if nothing is known against it."""
+        limits = limits_of(self.kernel.target)
+        if limits is None or self.occupancy is None or self.occupancy.blocks:
+            return []
+        shared = self.facts.shared_memory_bytes + (self.dynamic_bytes or 0)
+        if shared > limits.block_bytes:
+            return [
+                f"a block asks for {size(shared)} of shared memory, and can have {size(limits.block_bytes)}"
+            ]
+        return [f"a block of {self.threads} threads with {self.facts.registers} registers each fits no SM"]
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What the build tells: the artifact of the kernel."""
+
+    compiled: list[events.Compiled] = field(default_factory=list)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, events.Compiled):
+            self.compiled.append(event)
+
+
+def try_kernel(
+    reference: GeneratorReference,
+    problem: Problem,
+    target: str,
+    filters: Sequence[DesignFilter],
+    folder: Path,
+    *,
+    timeout: float = 600.0,
+) -> TriedKernel:
+    """Compile the first kernel of a generator that filters match, for a target.
+
+    ``folder`` is a private directory that takes the store and the bundle.
+
+    Raises:
+        GeneratorError: if no kernel matches.
+        CompileError: if it does not compile, with the compiler's reason.
+    """
+    matching: list[Kernel] = []
+    profile = _profile(target)
+
+    def choose(pool: Pool, _tools: Tools) -> Iterable[Kernel]:
+        ((_, found),) = enumerate_kernels(
+            pool, [Enumeration(0, reference, problem, target)], {target: profile}
+        )
+        matching.extend(kernel for kernel in found if _accepted(kernel, filters))
+        if not matching:
+            raise GeneratorError(_nothing(reference.name, problem, target, filters, found))
+        return matching[:1]
+
+    machine = os.uname().machine
+    hosts = (machine,) if machine in HOSTS else DEFAULT_HOSTS
+    recipe = Recipe("tried", "0", profile.name, (target,), hosts)
+    heard = _Heard()
+    settings = Settings(folder / "store", 1, timeout, heard)
+    result = build_chosen(recipe, {reference.name}, choose, folder / "bundles", settings)
+    for failure in result.failures:
+        # A crash or a timeout has no reason but what the compiler printed last.
+        _, _, words = failure.log.read_text("utf-8", "replace").partition("\n\n")
+        lines = [] if failure.detail else words.rstrip().splitlines()[-_LOG_LINES:]
+        raise CompileError("\n".join([f"{failure.kernel.name} does not compile:", failure.reason, *lines]))
+    (compiled,) = heard.compiled
+    data = Store(folder / "store").get_blob(compiled.artifact.object_sha256)
+    launches = KernelObject.from_bytes(data).launches() if data else ()
+    return TriedKernel(
+        compiled.kernel,
+        len(matching),
+        compiled.artifact.seconds,
+        compiled.artifact.facts,
+        launches,
+        result.bundle,
+    )
+
+
+def target_for(
+    generator: Generator, operation: str, explicit: str | None, capability: tuple[int, int] | None
+) -> str:
+    """The target to compile for: the one asked for, else the best for the GPU at hand, else the first.
+
+    Raises:
+        GeneratorError: if the generator has no such operation or target.
+    """
+    targets = generator.targets(operation)
+    if not targets:
+        known = ", ".join(generator.operations)
+        raise GeneratorError(f"generator {generator.name!r} has no operation {operation!r}: expected {known}")
+    if explicit is not None:
+        if explicit not in targets:
+            raise GeneratorError(f"kernel {generator.name!r} is for {', '.join(targets)}, not for {explicit}")
+        return explicit
+    if capability is None:
+        return targets[0]
+    running = [Target.parse(target) for target in targets if Target.parse(target).runs_on(capability)]
+    best = min(running, key=lambda target: target.preference(capability), default=None)
+    return targets[0] if best is None else str(best)
+
+
+def _profile(target: str) -> DeviceProfile:
+    """A device profile for a target: of a GPU that runs it, if one comes with the package."""
+    parsed = Target.parse(target)
+    profiles = [load_profile(name) for name in builtin_profiles()]
+    fitting = [profile for profile in profiles if parsed.runs_on(profile.compute_capability)]
+    return (fitting or profiles)[0]
+
+
+def _accepted(kernel: Kernel, filters: Sequence[DesignFilter]) -> bool:
+    design = dict(kernel.design + kernel.parameters)
+    return all(one.accepts(design) for one in filters)
+
+
+def _nothing(
+    name: str, problem: Problem, target: str, filters: Sequence[DesignFilter], found: Sequence[Kernel]
+) -> str:
+    if not found:
+        operands = "" if problem.dtypes else "; --dtypes, --layouts and --accumulator name operands"
+        return f"generator {name!r} has no kernel for {problem} on {target}{operands}"
+    known = sorted(
+        {f"{key} = {value}" for kernel in found for key, value in kernel.design + kernel.parameters}
+    )
+    named = " and ".join(map(str, filters))
+    return f"none of {len(found)} kernels of {name!r} has {named}: there is {', '.join(known)}"

@@ -1,0 +1,110 @@
+"""``cutlass-aot new``: write a package with a kernel or a generator of one's own, which builds as it is."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+import click
+
+from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.schema.words import plural
+
+TEMPLATES = Path(__file__).with_name("templates")
+"""A package for each kind, which is an example as it stands; its name is replaced."""
+
+_EXAMPLES = {"kernel": "axpy", "generator": "scale_add"}
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
+_MOST_CHARACTERS = 64
+
+
+@click.command("new")
+@click.argument("kind", type=click.Choice(list(_EXAMPLES)))
+@click.argument("name")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write, which must not exist.  [default: NAME]",
+)
+def command(kind: str, name: str, output: Path | None) -> int:
+    """Write a package with a kernel called NAME, an example that builds and that you change.
+
+    KIND is kernel, which is declared with its parameters and operands, or generator, a class that enumerates
+    kernels for the operands of a manifest.
+    """
+    folder = output or Path(name)
+    written = write_package(kind, name, folder)
+    example = ""
+    if kind == "generator":
+        example = " --dtypes f32.f32.f32 --layouts ttt --accumulator f32"
+    say(f"{folder}: {plural(len(written), 'file')}")
+    for path in written:
+        say(f"  {path}")
+    say(f"try it, without installing it:\n  cd {folder}")
+    source = "declared" if kind == "kernel" else "generator"
+    say(f"  cutlass-aot try {name}_kernels/{source}.py{example}")
+    say(f"and build a bundle of it:\n  python -m pip install --editable .\n  cutlass-aot build {name}.toml")
+    return 0
+
+
+def write_package(kind: str, name: str, folder: Path) -> list[str]:
+    """Write a package from its template to a folder that does not exist; returns its files.
+
+    Raises:
+        GeneratorError: if the name cannot be a kernel's, or the folder exists or cannot be written.
+    """
+    if not _NAME.fullmatch(name) or len(name) > _MOST_CHARACTERS or keyword.iskeyword(name) or name == "gemm":
+        raise GeneratorError(
+            f"{name!r} cannot name a kernel: expected at most {_MOST_CHARACTERS} lower-case letters, digits "
+            "and single underscores between them, a letter first, and not `gemm` or a keyword of Python"
+        )
+    files = {
+        _renamed(path.relative_to(TEMPLATES / kind).as_posix(), kind, name): _renamed(
+            path.read_text(encoding="utf-8"), kind, name
+        )
+        for path in sorted((TEMPLATES / kind).rglob("*"))
+        if path.suffix in (".py", ".toml")
+    }
+    if folder.exists() or folder.is_symlink():
+        raise GeneratorError(f"{folder} exists: name another folder with -o, or remove it")
+    staging = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir()
+        try:
+            for path, text in files.items():
+                (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                (staging / path).write_text(text, encoding="utf-8")
+            staging.rename(folder)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise GeneratorError(f"{folder} cannot be written: {error.strerror or error}") from None
+    return list(files)
+
+
+def _renamed(text: str, kind: str, name: str) -> str:
+    """A template's text with another kernel's name, in each of the forms that it has there."""
+    example = _EXAMPLES[kind]
+    # Bundles of generators, and distributions, are called with dashes.
+    forms = [(f"{_dashed(example)}-kernels", f"{_dashed(name)}-kernels")]
+    if _dashed(example) != example:
+        forms.append((_dashed(example), _dashed(name)))
+    forms += [(_as_class(example), _as_class(name)), (example, name)]
+    for old, new in forms:
+        text = text.replace(old, new)
+    return text
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _as_class(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))

@@ -1,0 +1,15 @@
+"""Launch what was built. It needs a GPU, torch and cutlass-aot; no DSL."""
+
+import torch
+from axpy_kernels.declared import axpy
+
+import cutlass_aot
+
+bundle = cutlass_aot.open("build/bundles/axpy")
+x = torch.randn(1_000_000, device="cuda")
+y = torch.randn(1_000_000, device="cuda")
+out = torch.empty_like(x)
+
+axpy(dtype="f32")(x, y, out, 2.0)
+torch.testing.assert_close(out, 2 * x + y)
+print(bundle.choose(x, y, out, 2.0, operation="axpy", parameters={"dtype": "f32"}))

@@ -1,0 +1,231 @@
+"""``cutlass-aot try``: compile one kernel in seconds; on a machine with a GPU, check it and time it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cutlass_aot.cli.options import extent_option, extents_given, json_option, pairs_given, plugin_option
+from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.errors import DeviceError, GeneratorError
+from cutlass_aot.schema.words import plural, size
+
+if TYPE_CHECKING:
+    from cutlass_aot.builder.try_kernel import TriedKernel
+    from cutlass_aot.generators.protocol import Generator
+    from cutlass_aot.generators.registry import GeneratorReference
+    from cutlass_aot.tuning.reference_run import Outcome
+
+
+@click.command("try")
+@click.argument("kernel")
+@plugin_option
+@click.option("--target", help="GPU code target; for the GPU at hand, or the kernel's first, if left out.")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="NAME=PATTERN",
+    help="A parameter or a name in the design, such as threads=256; the first kernel that matches is taken.",
+)
+@extent_option
+@click.option("--operation", help="What is computed, for a generator of several operations.")
+@click.option(
+    "--dtypes", default="", help="Element types of the operands, where a manifest names them: f32.f32.f32."
+)
+@click.option("--layouts", default="", help="Layout letters of the operands, such as ttt.")
+@click.option("--accumulator", default="", help="Element type of the accumulator.")
+@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
+@click.option("--no-run", is_flag=True, help="Compile alone, also where there is a GPU.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds it may take."
+)
+@json_option
+def command(
+    kernel: str,
+    plugins: tuple[str, ...],
+    target: str | None,
+    where: tuple[str, ...],
+    extents: tuple[str, ...],
+    operation: str | None,
+    dtypes: str,
+    layouts: str,
+    accumulator: str,
+    gpu: int,
+    no_run: bool,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Compile one kernel: its registers, spills, shared memory and occupancy, or why it does not compile.
+
+    KERNEL is the name of a declared kernel or a generator, or the file that declares it, such as
+    axpy_kernels/declared.py, which need not be installed (FILE.py:NAME if there are several). Where there is
+    a GPU that runs it and torch, it is compared with its reference function, if it has one, and timed; exit
+    status 1 if its result is wrong. Nothing is kept.
+
+    \b
+      cutlass-aot try axpy
+      cutlass-aot try axpy_kernels/declared.py --where threads=128 --target sm_90a
+      cutlass-aot try axpy --extent N=1000000
+    """
+    from cutlass_aot.builder.try_kernel import target_for, try_kernel
+    from cutlass_aot.generators.protocol import Problem
+    from cutlass_aot.generators.registry import import_plugin
+    from cutlass_aot.manifest.filters import DesignFilter
+
+    filters = [DesignFilter(name, (pattern,)) for name, pattern in pairs_given(where, "--where")]
+    sizes = extents_given(extents)
+    for plugin in plugins:
+        import_plugin(plugin)
+    reference = _found(kernel)
+    generator = reference.load()
+    capability, missing = (None, "not asked for") if no_run else _capability(gpu)
+    operation = operation or generator.operations[0]
+    chosen = target_for(generator, operation, target, capability)
+    problem = Problem(operation, tuple(filter(None, dtypes.split("."))), layouts, accumulator)
+    with tempfile.TemporaryDirectory(prefix="cutlass-aot-", ignore_cleanup_errors=True) as folder:
+        tried = try_kernel(reference, problem, chosen, filters, Path(folder), timeout=timeout)
+        outcome: Outcome | None = None
+        if capability is not None:
+            outcome, missing = _run(tried, generator, sizes, gpu, capability)
+    if as_json:
+        print_json(_record(tried, outcome, missing))
+    else:
+        for name, text in _lines(tried, outcome, missing, generator, gpu):
+            say(f"{name:<15}{text}")
+        for problem_text in tried.problems:
+            say(f"error: {problem_text}", err=True)
+    return 1 if tried.problems or (outcome is not None and not outcome.good) else 0
+
+
+def _found(kernel: str) -> GeneratorReference:
+    """The generator of this name, or that a file declares."""
+    from cutlass_aot.generators.registry import find, import_plugin, references
+
+    name, _, own_name = kernel.partition(".py:") if ".py:" in kernel else (kernel, "", "")
+    path = Path(name if name.endswith(".py") else f"{name}.py")
+    if not own_name and not kernel.endswith(".py"):
+        return find(kernel)
+    if not path.is_file():
+        raise GeneratorError(f"{path}: no such file: expected one that declares a kernel, or a kernel's name")
+    path = path.resolve()
+    root = path.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    module = ".".join(path.relative_to(root).with_suffix("").parts)
+    # First, so that what is tried is this file and not an installed copy.
+    sys.path.insert(0, str(root))
+    import_plugin(module)
+    if own_name:
+        return find(own_name)
+    declared = [item for item in references().values() if item.location.partition(":")[0] == module]
+    if len(declared) != 1:
+        names = ", ".join(item.name for item in declared)
+        raise GeneratorError(f"{path} declares {names}: name one, such as {kernel}:{declared[0].name}")
+    return declared[0]
+
+
+def _capability(gpu: int) -> tuple[tuple[int, int] | None, str]:
+    """The compute capability of a GPU; None if there is none, with the reason."""
+    from cutlass_aot.runtime.machine import cuda_driver
+
+    try:
+        return cuda_driver.compute_capability(gpu), ""
+    except DeviceError as error:
+        return None, str(error)
+
+
+def _run(
+    tried: TriedKernel, generator: Generator, sizes: dict[str, int], gpu: int, capability: tuple[int, int]
+) -> tuple[Outcome | None, str]:
+    """What a run on the GPU gave; None if it was not run, with the reason."""
+    from cutlass_aot.errors import TuningError
+    from cutlass_aot.runtime.bundle import open_bundle
+    from cutlass_aot.schema.targets import Target
+    from cutlass_aot.tuning.gpu import import_torch
+    from cutlass_aot.tuning.reference_run import run, usual_extents
+
+    if tried.problems or not Target.parse(tried.kernel.target).runs_on(capability):
+        return None, f"GPU {gpu} has compute capability {capability[0]}.{capability[1]} and cannot run it"
+    try:
+        torch = import_torch(gpu)
+    except (TuningError, DeviceError) as error:
+        return None, str(error)
+    (handle,) = open_bundle(tried.bundle).kernels()
+    extents = usual_extents(handle.group.operands, sizes)
+    with torch.cuda.device(gpu):
+        return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
+
+
+def _lines(
+    tried: TriedKernel, outcome: Outcome | None, missing: str, generator: Generator, gpu: int
+) -> list[tuple[str, str]]:
+    facts, dynamic, filled = tried.facts, tried.dynamic_bytes, tried.occupancy
+    more = f"; the first of {tried.matching} that match" if tried.matching > 1 else ""
+    shared = f"{size(facts.shared_memory_bytes)} static, "
+    shared += "what is known at the call" if dynamic is None else f"{size(dynamic)} dynamic"
+    lines = [
+        ("kernel", tried.kernel.name + more),
+        ("compiled in", f"{tried.seconds:.1f} s for {tried.kernel.target}"),
+        ("registers", f"{facts.registers} a thread"),
+        ("spills", f"{size(facts.spill_bytes)} a thread" if facts.spill_bytes else "none"),
+        ("shared memory", shared),
+        ("block", plural(tried.threads, "thread") if tried.threads else "known at the call"),
+    ]
+    if filled is not None:
+        share = 100 * filled.warps / filled.most_warps
+        warps = f"{filled.warps} of {filled.most_warps} warps ({share:.0f} %)"
+        lines.append(
+            ("occupancy", f"{plural(filled.blocks, 'block')} an SM, {warps}, limited by {filled.limit}")
+        )
+    else:
+        lines.append(("occupancy", "known at the call"))
+    if outcome is None:
+        lines.append(("run", f"no: {missing.partition(':')[0]}"))
+        return lines
+    if outcome.error is None:
+        lines.append(("error", f"not known: {generator.name} declares no reference function"))
+    else:
+        verdict = "good" if outcome.good else "WRONG"
+        lines.append(("error", f"{outcome.error:.2g}, {verdict}: rounding explains {outcome.allowed:.2g}"))
+    from cutlass_aot.runtime.machine import cuda_driver
+
+    peak = cuda_driver.machine(gpu).memory_bandwidth
+    rate = outcome.gigabytes_per_second
+    lines.append(
+        (
+            "time",
+            f"{outcome.microseconds:.1f} µs on {cuda_driver.device_name(gpu)}: {outcome.megabytes:.1f} MB at "
+            f"{rate:.0f} GB/s, {100 * rate / peak:.0f} % of the memory's {peak}",
+        )
+    )
+    return lines
+
+
+def _record(tried: TriedKernel, outcome: Outcome | None, missing: str) -> dict[str, Any]:
+    filled = tried.occupancy
+    return {
+        "kernel": tried.kernel.name,
+        "target": tried.kernel.target,
+        "matching": tried.matching,
+        "seconds": round(tried.seconds, 3),
+        "registers": tried.facts.registers,
+        "spill_bytes": tried.facts.spill_bytes,
+        "shared_memory_bytes": tried.facts.shared_memory_bytes,
+        "dynamic_shared_memory_bytes": tried.dynamic_bytes,
+        "threads": tried.threads,
+        "occupancy": None if filled is None else filled._asdict(),
+        "problems": tried.problems,
+        "run": None
+        if outcome is None
+        else {
+            **outcome._asdict(),
+            "good": outcome.good,
+            "gigabytes_per_second": outcome.gigabytes_per_second,
+        },
+        "not_run": missing,
+    }

@@ -1,0 +1,66 @@
+"""`cutlass-aot new`: what it writes, and what it refuses. That it builds is tested with the compiler."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot.cli.new import write_package
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.manifest.model import load_manifest
+from cutlass_aot.manifest.toml import load_toml
+from tests.support.paths import TEMPLATES
+
+
+@pytest.mark.parametrize(("kind", "own"), [("kernel", "axpy"), ("generator", "scale_add")])
+def test_the_examples_own_name_gives_the_template(tmp_path: Path, kind: str, own: str) -> None:
+    written = write_package(kind, own, tmp_path / "made")
+    for path in written:
+        assert (tmp_path / "made" / path).read_bytes() == (TEMPLATES / kind / path).read_bytes()
+    assert sorted(written) == sorted(
+        path.relative_to(TEMPLATES / kind).as_posix()
+        for path in (TEMPLATES / kind).rglob("*")
+        if path.suffix in (".py", ".toml")
+    )
+
+
+@pytest.mark.parametrize("kind", ["kernel", "generator"])
+@pytest.mark.parametrize("name", ["soft_cap", "q", "x2_y"])
+def test_another_name_stands_everywhere(tmp_path: Path, kind: str, name: str) -> None:
+    folder = tmp_path / "made"
+    for path in write_package(kind, name, folder):
+        text = (folder / path).read_text()
+        assert not any(word in text.lower() for word in ("axpy", "scale_add", "scale-add", "scaleadd"))
+        if path.endswith(".py"):
+            ast.parse(text)
+    project = load_toml(folder / "pyproject.toml")["project"]
+    assert project["name"] == f"{name.replace('_', '-')}-kernels"
+    (location,) = project["entry-points"]["cutlass_aot.generators"].values()
+    module, _, attribute = location.partition(":")
+    assert f" {attribute}" in (folder / f"{module.replace('.', '/')}.py").read_text()
+    (table,) = load_manifest(folder / f"{name}.toml").tables
+    assert (table.generator, table.operation) == (name, name)
+
+
+@pytest.mark.parametrize("name", ["", "Axpy", "2x", "a-b", "a__b", "a_", "gemm", "class", "x" * 65, "../x"])
+def test_a_name_that_no_kernel_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(GeneratorError, match="cannot name a kernel"):
+        write_package("kernel", name, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_exists_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("made", "dangling"):
+        with pytest.raises(GeneratorError, match="exists: name another folder with -o"):
+            write_package("kernel", "q", tmp_path / name)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GeneratorError, match="cannot be written"):
+        write_package("kernel", "q", tmp_path / "file" / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,108 @@
+"""`cutlass-aot try` where there is a GPU: what it prints of a run, and its exit status. The GPU is none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import cutlass_aot.builder.try_kernel as build_side
+from cutlass_aot.builder.link.kernel_object import LaunchNumbers
+from cutlass_aot.builder.try_kernel import TriedKernel, target_for
+from cutlass_aot.cli import main
+from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.tuning.costs import Machine
+from cutlass_aot.tuning import gpu, reference_run
+from cutlass_aot.tuning.reference_run import Outcome
+from tests.support.bundles import write_bundle
+from tests.support.declared_kernels import scale_rows, tuned
+
+Try = Callable[..., tuple[Any, str, str]]
+
+
+class Cuda:
+    """Stands for ``torch.cuda``, of a GPU that is made the current one."""
+
+    device = contextlib.nullcontext
+
+
+@pytest.fixture
+def tried(tmp_path: Path) -> TriedKernel:
+    kernel = DeclaredGenerator(tuned).kernel({"dtype": "f32", "threads": 256, "wide": False}, "sm_90a")
+    assert kernel is not None
+    facts = Facts("sm_90a", "13.0", 40, 16, 1024, 4000)
+    bundle = write_bundle(tmp_path / "bundle", [kernel])
+    return TriedKernel(kernel, 3, 0.25, facts, (LaunchNumbers((256, 1, 1), 2048),), bundle)
+
+
+@pytest.fixture
+def run(tried: TriedKernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Try:
+    """Calls `try` on a machine with an H200, where the kernel's run gives an outcome."""
+    monkeypatch.setattr(cuda_driver, "compute_capability", lambda ordinal: (9, 0))
+    monkeypatch.setattr(cuda_driver, "device_name", lambda ordinal: "NVIDIA H200")
+    monkeypatch.setattr(cuda_driver, "machine", lambda ordinal: Machine(132, 1980, 4000))
+    monkeypatch.setattr(build_side, "try_kernel", lambda *given, **named: tried)
+    monkeypatch.setattr(gpu, "import_torch", lambda ordinal: SimpleNamespace(cuda=Cuda))
+
+    def call(outcome: Outcome, *arguments: str) -> tuple[Any, str, str]:
+        given_to_it = []
+        monkeypatch.setattr(reference_run, "run", lambda *given: given_to_it.append(given) or outcome)
+        with pytest.raises(SystemExit) as caught:
+            main(["try", "tuned", "--plugin", "tests.support.declared_kernels", *arguments])
+        _, ordinal, handle, reference, extents = given_to_it[0]
+        assert (ordinal, handle.kernel, reference) == (0, tried.kernel, tuned.reference_function)
+        assert extents == {"N": 1000 if arguments[:1] == ("--extent",) else 1 << 24}
+        captured = capsys.readouterr()
+        return caught.value.code, captured.out, captured.err
+
+    return call
+
+
+def test_a_right_result_is_timed_against_the_memory(run: Try, tried: TriedKernel) -> None:
+    status, out, _ = run(Outcome(1e-7, 1e-5, 10.0, 20.0), "--extent", "N=1000")
+    assert status == 0
+    assert out.splitlines() == [
+        f"kernel         {tried.kernel.name}; the first of 3 that match",
+        "compiled in    0.2 s for sm_90a",
+        "registers      40 a thread",
+        "spills         16 B a thread",
+        "shared memory  1.0 KB static, 2.0 KB dynamic",
+        "block          256 threads",
+        "occupancy      6 blocks an SM, 48 of 64 warps (75 %), limited by registers",
+        "error          1e-07, good: rounding explains 1e-05",
+        "time           10.0 µs on NVIDIA H200: 20.0 MB at 2000 GB/s, 50 % of the memory's 4000",
+    ]
+
+
+def test_a_wrong_result_is_an_exit_status_of_one(run: Try) -> None:
+    status, out, _ = run(Outcome(0.5, 1e-5, 10.0, 20.0))
+    assert status == 1
+    assert "error          0.5, WRONG: rounding explains 1e-05\n" in out
+    status, out, _ = run(Outcome(0.5, 1e-5, 10.0, 20.0), "--json")
+    assert (status, json.loads(out)["run"]["good"]) == (1, False)
+
+
+def test_without_a_reference_nothing_is_said_to_be_right(run: Try) -> None:
+    status, out, _ = run(Outcome(None, 1e-5, 10.0, 20.0))
+    assert status == 0
+    assert "error          not known: tuned declares no reference function\n" in out
+
+
+def test_the_target_is_the_one_given_to_it_for_or_the_gpus_or_the_first() -> None:
+    generator = DeclaredGenerator(scale_rows)
+    assert target_for(generator, "scale_rows", None, None) == "sm_90a"
+    assert target_for(generator, "scale_rows", None, (10, 0)) == "sm_100a"
+    assert target_for(generator, "scale_rows", None, (8, 0)) == "sm_90a"
+    assert target_for(generator, "scale_rows", "sm_100a", (9, 0)) == "sm_100a"
+    with pytest.raises(GeneratorError, match="is for sm_90a, sm_100a, not for sm_80"):
+        target_for(generator, "scale_rows", "sm_80", None)
+    with pytest.raises(GeneratorError, match="has no operation 'other': expected scale_rows"):
+        target_for(generator, "other", None, None)
