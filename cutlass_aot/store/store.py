@@ -128,9 +128,8 @@ class Store:
 
     def adopt_blob(self, file: Path, sha256: str) -> None:
         """Move a finished file, which must still have this digest, into the blobs."""
-        with reported("read", file):
-            with os.fdopen(open_regular(file), "rb") as source:
-                data = source.read()
+        with reported("read", file), os.fdopen(open_regular(file), "rb") as source:
+            data = source.read()
         if digest(data) != sha256:
             raise CorruptFile(f"{file} changed between being written and being stored")
         self._publish(compress(data, LEVEL), self.blob_path(sha256))

@@ -89,7 +89,8 @@ def _checks(store: Store) -> Iterator[tuple[Path, Problem]]:
 
     root = store.root
     in_folders = partial(_folder_problem, root)
-    for name in (*Path(BLOBS).parents, BLOBS, RECORDS, ROOTS, BUILD_STATE, LOGS, LOCKS, WORKSPACES):
+    blobs = BLOBS.partition("/")[0]
+    for name in (blobs, BLOBS, RECORDS, ROOTS, BUILD_STATE, LOGS, LOCKS, WORKSPACES):
         yield root / name, in_folders
     yield from files(root / BLOBS, blob_problem)
     for kind in whole(entries(root / RECORDS)):
