@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -44,6 +43,7 @@ from cutlass_aot.builder.toolchain import own_sources
 from cutlass_aot.bundle.write import bundle_is
 from cutlass_aot.errors import CorruptFile, CutlassAotError, ToolchainError
 from cutlass_aot.manifest.model import device_text
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.runtime.files.verified_read import read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.codec import from_plain, to_plain
@@ -114,10 +114,7 @@ def _store_to_read(settings: Settings) -> Iterator[Store | None]:
         with settings.open_store() as store:
             yield store
     elif settings.upstream or settings.remote:
-        with (
-            tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
-            settings.open_store(Path(folder)) as store,
-        ):
+        with temporary_folder() as folder, settings.open_store(folder) as store:
             yield store
     else:
         yield None

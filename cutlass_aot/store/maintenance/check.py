@@ -125,8 +125,11 @@ def _seen(path: Path) -> os.stat_result | None:
     """The status of a file before it is read, so that no other is set aside; None if it is gone."""
     try:
         return path.lstat()
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        # Something else stands for a directory above, which is named itself.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
 
 
 def _blob_problem(store: Store, path: Path) -> str | None:

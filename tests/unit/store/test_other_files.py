@@ -100,6 +100,7 @@ def test_a_build_makes_again_what_something_else_stands_for(store, path, kind):
 @pytest.mark.parametrize(("path", "kind"), [item for item in PLACES if item[0] != "damaged"])
 def test_a_check_names_it_and_sets_it_aside(store, path, kind):
     put(kind, store.root / path)
+    assert path in [damage.path for damage in check(Store(store.root))]
     named = {damage.path: damage for damage in check(Store(store.root), repair=True)}
     assert re.search("expected a|not a blob|wrong place", named[path].problem)
     assert named[path].set_aside
