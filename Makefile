@@ -47,8 +47,10 @@ bench: bundle
 torture: $(VENV)/.installed
 	$(BIN)/python -m tools.torture.torture
 
-# A million damaged files for the readers of files: some fifteen minutes on two cores. docs/results/fuzz-results.md
+# The native sources under sanitizers, a minute, and a million damaged files for the readers of files, some fifteen
+# minutes on two cores. docs/results/fuzz-results.md
 fuzz: $(VENV)/.installed
+	$(BIN)/python -m tools.fuzz.native
 	$(BIN)/cutlass-aot build manifests/smoke.toml
 	$(BIN)/python -m tools.fuzz.readers build/bundles/smoke
 
