@@ -5,8 +5,8 @@
 ``native.c`` gives anything to the launcher, the dispatch cache and the cost model, and has threads launch and
 load over the driver of the tests, ``tests/support/c/fake_driver.c``. Then tests that call the launcher from
 Python, and so reach ``python.c``, run on one that is compiled with AddressSanitizer. It needs the extras
-``build``, for headers, and ``dev``, and gcc with its sanitizers, no GPU. It prints a line for each program, and
-whatever a sanitizer says; exits with 1 if one said anything.
+``build``, for headers, and ``dev``, and gcc with its sanitizers, no GPU. It prints a line for each program,
+and whatever a sanitizer says; it exits with 1 if one said anything.
 """
 
 from __future__ import annotations
