@@ -79,7 +79,7 @@ class ForkServer:
         program = (
             f"import sys; sys.path[:] = {[str(Path(path).absolute()) for path in sys.path if path]!r}; "
             # First of all, since the imports that follow take seconds.
-            f"from cutlass_aot.builder.compile.parent import end_with_parent; end_with_parent(); "
+            f"from cutlass_aot.programs.start.parent import end_with_parent; end_with_parent(); "
             f"from cutlass_aot.builder.compile.fork_server import main; "
             f"main({theirs.fileno()}, {list(self.modules)!r})"
         )

@@ -20,9 +20,9 @@ from collections.abc import Iterable
 import cutlass_aot
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.messages import Fork, Forked, Imported, Reap, Reaped, WorkerFailure
-from cutlass_aot.builder.compile.parent import end_with_parent
 from cutlass_aot.builder.compile.worker import serve
 from cutlass_aot.generators.registry import source_of
+from cutlass_aot.programs.start.parent import end_with_parent
 from cutlass_aot.schema.encoding import digest
 
 
