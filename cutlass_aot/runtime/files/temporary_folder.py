@@ -1,4 +1,4 @@
-"""Private directories in ``$TMPDIR``; what a killed process has left is removed by the next."""
+"""Private directories. What a killed process left is removed by the next that makes one of this name."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ PREFIX = "cutlass-aot-"
 SETTLED_SECONDS = 60.0
 """A younger directory may not be locked yet: it is left alone."""
 
-_OURS = re.compile(re.escape(PREFIX) + "[A-Za-z0-9_-]+")
 _OWNER = ".owner"
 
 
 @contextmanager
-def temporary_folder(what: str = "") -> Iterator[Path]:
+def temporary_folder(what: str = "", *, beside: Path | None = None) -> Iterator[Path]:
     """An empty directory that only this user can look into, removed at the end.
 
-    Beside it is a file that is locked as long as this process lives. ``what`` becomes a part of its path.
+    Beside it is a file that is locked as long as this process lives.
+
+    Args:
+        what: becomes a part of its path.
+        beside: an output that it is on one file system with; it is in ``$TMPDIR`` if left out.
     """
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    outer = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-" if what else PREFIX))
+    parent = Path(tempfile.gettempdir()) if beside is None else beside.parent
+    prefix = PREFIX if beside is None else f".{beside.name}-"
+    _remove_abandoned(parent, re.compile(re.escape(prefix) + "[A-Za-z0-9_-]+"))
+    outer = Path(tempfile.mkdtemp(prefix=f"{prefix}{what}-" if what else prefix, dir=parent))
     owner = Lock(outer / _OWNER, shared=False)
     try:
         # Where there are no locks the directory is of use all the same.
@@ -44,11 +49,11 @@ def temporary_folder(what: str = "") -> Iterator[Path]:
         owner.release()
 
 
-def _remove_abandoned(parent: Path) -> None:
+def _remove_abandoned(parent: Path, names: re.Pattern[str]) -> None:
     """Remove directories of this user whose owners are dead, by their locks."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if _OURS.fullmatch(entry.name):
+            if names.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
                     _remove_if_abandoned(Path(entry.path))
 

@@ -75,6 +75,20 @@ def test_what_a_killed_process_left_is_removed_by_the_next(parent):
     assert names(parent) == []
 
 
+def test_beside_an_output_what_was_left_there_is_removed(tmp_path, parent):
+    (tmp_path / "outputs").mkdir()
+    output = tmp_path / "outputs" / "small"
+    for name in (".small-abcd", ".other-abcd"):
+        (tmp_path / "outputs" / name).mkdir()
+        (tmp_path / "outputs" / name / ".owner").touch()
+    settle(tmp_path / "outputs")
+    with temporary_folder(beside=output) as folder:
+        (folder / "new").mkdir()
+        (folder / "new").rename(output)
+        assert len(names(tmp_path / "outputs")) == 3
+    assert names(tmp_path / "outputs") == [".other-abcd", "small"]
+
+
 def test_what_is_not_ours_stays(parent, monkeypatch):
     for name in ("cutlass-aot-other", "cutlass-aot-file", "cutlass-aot.d", "else"):
         (parent / name).mkdir()
