@@ -91,7 +91,7 @@ def make_folder(store: Path, path: Path) -> None:
 def obstacle(store: Path, path: Path) -> tuple[Path, os.stat_result] | None:
     """What stands where a store has the file ``path``, or a directory above it, and is something else.
 
-    A symbolic link to a directory is a directory, and one to a file is no file.
+    A symbolic link to a directory counts as one, a symbolic link to a file does not.
     """
     at = store
     for part in path.relative_to(store).parts:

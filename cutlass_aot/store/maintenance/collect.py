@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.errors import CorruptFile
+from cutlass_aot.errors import CorruptFile, StoreError
 from cutlass_aot.runtime.files.file_lock import Lock
-from cutlass_aot.runtime.files.regular_file import open_regular
+from cutlass_aot.runtime.files.regular_file import kind_of, open_regular
 from cutlass_aot.store.build_state import BUILD_STATE
-from cutlass_aot.store.files import entries, is_there, make_folder, read, reported, tree
+from cutlass_aot.store.files import entries, is_there, make_folder, obstacle, read, reported, tree
 from cutlass_aot.store.layout import (
     BLOBS,
     DAMAGED,
@@ -123,10 +123,24 @@ class _Collection:
     def run(self) -> Iterator[Removed]:
         kept = {reference for references in roots(self._store).values() for reference in references}
         with reported("collect", self._store.root):
+            self._require_records()
             yield from self._records(kept)
             yield from self._blobs()
             yield from self._logs()
             yield from self._leftovers()
+
+    def _require_records(self) -> None:
+        """Stop where something else stands for a directory of records: a link to a disk that is away, say."""
+        root = self._store.root
+        kinds = [Path(kind.path) for kind in entries(root / RECORDS) if not kind.name.startswith(".")]
+        inner = [Path(entry.path) for kind in kinds for entry in entries(kind)]
+        for folder in (root / RECORDS, *kinds, *(path for path in inner if not path.name.startswith("."))):
+            found = obstacle(root, folder / "any")
+            if found is not None:
+                raise StoreError(
+                    f"{found[0]} is {kind_of(found[1].st_mode)}, expected a directory of records: what blobs "
+                    "they need is not known; `cutlass-aot store check` sets it aside"
+                )
 
     def _records(self, kept: set[Reference]) -> Iterator[Removed]:
         condemned = []

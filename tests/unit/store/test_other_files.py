@@ -111,9 +111,16 @@ def test_a_check_names_it_and_sets_it_aside(store, path, kind):
 
 @pytest.mark.parametrize(("path", "kind"), PLACES)
 def test_statistics_and_a_collection_do_not_stop_at_it(store, path, kind):
+    """But where records may be that are not seen, a collection removes none of their blobs."""
     age_all(store, hours=100_000)
     put(kind, store.root / path)
     measure(store)
+    if path.startswith("records") and path in FOLDERS:
+        for dry_run in (True, False):
+            with pytest.raises(StoreError, match=r"expected a directory of records.*store check"):
+                collect(store, dry_run=dry_run)
+        assert (store.root / BLOB).exists()
+        list(check(store, repair=True))
     collect(store, dry_run=True)
     collect(store)
 
