@@ -49,9 +49,10 @@ torture: $(VENV)/.installed
 	$(BIN)/python -m tools.torture.registry
 	$(BIN)/python -m tools.torture.torture
 
-# A million damaged files for the readers of files: some fifteen minutes on two cores. First, small files that are
-# much when they are unpacked or listed. docs/results/fuzz-results.md
+# A million damaged files for the readers of files: some fifteen minutes on two cores. First, the native sources under
+# sanitizers, a minute, and small files that are much when they are unpacked or listed. docs/results/fuzz-results.md
 fuzz: $(VENV)/.installed
+	$(BIN)/python -m tools.fuzz.native
 	$(BIN)/cutlass-aot build manifests/smoke.toml
 	$(BIN)/python -m tools.fuzz.expansion build/bundles/smoke
 	$(BIN)/python -m tools.fuzz.readers build/bundles/smoke

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -39,11 +39,21 @@ from cutlass_aot.builder.programs.record import (
 from cutlass_aot.builder.programs.recordings import take_recordings
 from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
 from cutlass_aot.builder.settings import Settings
-from cutlass_aot.builder.shard import Shard, Share, check_whole, read_shard, take_artifacts, write_shard
+from cutlass_aot.builder.shard import (
+    Shard,
+    Share,
+    check_shard_output,
+    check_whole,
+    read_shard,
+    take_artifacts,
+    write_shard,
+)
 from cutlass_aot.builder.toolchain import own_sources
+from cutlass_aot.bundle.replace import check_output
 from cutlass_aot.bundle.write import bundle_is
 from cutlass_aot.errors import CorruptFile, CutlassAotError, ToolchainError
 from cutlass_aot.manifest.model import device_text
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.runtime.files.verified_read import read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.codec import from_plain, to_plain
@@ -114,10 +124,7 @@ def _store_to_read(settings: Settings) -> Iterator[Store | None]:
         with settings.open_store() as store:
             yield store
     elif settings.upstream or settings.remote:
-        with (
-            tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
-            settings.open_store(Path(folder)) as store,
-        ):
+        with temporary_folder() as folder, settings.open_store(folder) as store:
             yield store
     else:
         yield None
@@ -148,6 +155,10 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
     """
     inputs = load_inputs(manifest_path, settings.store, linkers=True)
     manifest = inputs.manifest
+    target = output / (manifest.name if share is None else share.directory(manifest.name))
+    if not os.path.lexists(target):
+        # Before programs are run, which takes longest. One that is there may turn out to be up to date.
+        (check_output if share is None else check_shard_output)(target)
     # naming() covers compilation too: only then may it turn out that a tuning file does not fit.
     with (
         settings.open_store() as store,
@@ -246,6 +257,7 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
     linkers = {host: LinkToolchain.detect(host) for host in recipe.hosts}
     _check_same_builder(planned.origins, linkers)
     store, bundle = Store(store_path), output / recipe.name
+    check_output(bundle)
     kernels = planned.selection.kernels
     with (
         store.workspace() as workspace,
@@ -317,6 +329,7 @@ class _Making:
             keep_root(self.store, recipe.name, [*before.references, *self.planned_by])
             tell(events.UpToDate(count))
             return _finish(BuildResult(bundle, count, 0, (), False, before.catalog_sha256), tell)
+        check_output(bundle)
         linkers, jobs = self.tools.linkers, self.settings.jobs
         # From here on, garbage collection keeps what this build publishes or uses: see Store.workspace.
         with (
@@ -339,6 +352,7 @@ class _Making:
         """Compile what the store lacks of a share, and write the shard."""
         keys = share.of(self.planned.keys)
         path = output / share.directory(self.planned.recipe.name)
+        check_shard_output(path)
         with self.store.workspace() as workspace:
             done = self._compile(workspace, required=keys)
             if not done.failures:

@@ -8,7 +8,6 @@ generator and no DSL.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,9 @@ from pathlib import Path
 from cutlass_aot.builder.plan.plan import kernel_keys
 from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.bundle.files import exchange
+from cutlass_aot.bundle.replace import check_folder
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, digest
 from cutlass_aot.schema.kernels.artifact import Artifact
@@ -75,20 +76,33 @@ def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -
     has their objects.
     """
     path = shard.path.absolute()
+    check_shard_output(path)
     try:
-        if path.exists() and any(path.iterdir()):
-            Store(path, create=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            made = Path(folder) / "new"
+        with temporary_folder(beside=path) as folder:
+            made = folder / "new"
             _fill(Store(made), shard, artifacts, store)
             if not path.exists():
                 made.rename(path)
             elif not exchange(made, path):
-                path.rename(Path(folder) / "old")
+                path.rename(folder / "old")
                 made.rename(path)
     except (OSError, StoreError) as error:
-        raise BundleError(f"the shard {shard.path} cannot be written: {error}") from None
+        raise _not_written(path, error) from None
+
+
+def check_shard_output(path: Path) -> None:
+    """Raise at once if :func:`write_shard` would not replace what is at ``path``, or cannot write there."""
+    try:
+        if path.exists() and any(path.iterdir()):
+            Store(path, create=False)
+        check_folder(path.absolute().parent)
+    except (OSError, StoreError) as error:
+        raise _not_written(path, error) from None
+
+
+def _not_written(path: Path, error: Exception) -> BundleError:
+    return BundleError(f"the shard {path} cannot be written: {error}")
 
 
 def _fill(own: Store, shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:

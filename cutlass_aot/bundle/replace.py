@@ -7,18 +7,23 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import filelock
-
 from cutlass_aot.bundle.files import exchange
 from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime.files.file_lock import Lock
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
 from cutlass_aot.schema.bundles.signature import SIGNATURES
 from cutlass_aot.schema.words import few
+
+WAIT_SECONDS = 3600.0
+"""How long a writer waits for another one, which may be pulling a large bundle over a slow network."""
+
+_POLL_SECONDS = 0.05
 
 TOP_LEVEL = frozenset(
     {
@@ -42,8 +47,8 @@ def replace_bundle(output: Path, fill: Callable[[Path], None], is_there: Callabl
 
     An empty directory or another bundle there is replaced, with its signatures, in one step and only when the
     new one is complete; a symbolic link is followed. Writers of one output take turns, by the file
-    ``.NAME.lock`` beside it, which stays. Where the file system cannot exchange two directories, there is no
-    bundle for a moment.
+    ``.NAME.lock`` beside it, which is removed at the end. Where the file system cannot exchange two
+    directories, there is no bundle for a moment.
 
     ``fill`` gets the path of a directory that is not there yet, and makes it with everything in it, by
     :func:`make_folders` and :func:`create`. If it raises, nothing of it stays.
@@ -59,16 +64,49 @@ def replace_bundle(output: Path, fill: Callable[[Path], None], is_there: Callabl
         return False
     _check_replaceable(output, locked=False)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(output.parent / f".{output.name}.lock"):
-        return _replace_alone(output, fill, is_there)
+    with _turn(output) as alone:
+        return _replace_alone(output, fill, is_there, alone=alone)
+
+
+@contextmanager
+def _turn(output: Path) -> Iterator[bool]:
+    """Wait until no other process writes ``output``; False where the file system has no locks to tell."""
+    lock = Lock(output.parent / f".{output.name}.lock")
+    deadline = time.monotonic() + WAIT_SECONDS
+    try:
+        # Polled: with a blocking lock, a process that is stopped would block all others for ever.
+        while not lock.try_acquire():
+            if time.monotonic() > deadline:
+                raise BundleError(
+                    f"another process has been writing {output} for {WAIT_SECONDS:.0f} s, or {lock.path} is "
+                    "of a user who lets nobody else open it: end that process, or remove the file"
+                )
+            time.sleep(_POLL_SECONDS)
+        yield lock.supported
+    finally:
+        lock.release()
 
 
 def check_output(output: Path) -> None:
-    """Raise at once if :func:`replace_bundle` would not replace what is at ``output``."""
+    """Raise at once if :func:`replace_bundle` would not replace ``output``, or cannot write there."""
     try:
-        _check_replaceable(Path(os.path.realpath(output)), locked=False)
+        path = Path(os.path.realpath(output))
+        _check_replaceable(path, locked=False)
+        check_folder(path.parent)
     except OSError as error:
-        raise disk_error(error, output, "build again: what was compiled is kept") from error
+        raise disk_error(error, output, "try again") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ``OSError`` unless a directory can be made in ``folder``, which need not be there yet."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    # Tried, since permissions alone do not tell.
+    try:
+        Path(tempfile.mkdtemp(prefix=".cutlass-aot-", dir=folder)).rmdir()
+    except OSError as error:
+        error.filename = os.fspath(folder)
+        raise
 
 
 def disk_error(error: OSError, output: Path, advice: str, what: str = "the bundle") -> BundleError:
@@ -142,10 +180,13 @@ def _check_replaceable(output: Path, *, locked: bool = True) -> None:
     )
 
 
-def _replace_alone(output: Path, fill: Callable[[Path], None], is_there: Callable[[Path], bool]) -> bool:
-    """Write and swap in, with the lock held: every other writer has finished or died."""
+def _replace_alone(
+    output: Path, fill: Callable[[Path], None], is_there: Callable[[Path], bool], *, alone: bool
+) -> bool:
+    """Write and swap in; if ``alone``, every other writer has finished or died."""
     prefix = f".{output.name}.staging-"
-    _clear_up(output, prefix)
+    if alone:
+        _clear_up(output, prefix)
     _check_replaceable(output)
     if is_there(output):
         return False

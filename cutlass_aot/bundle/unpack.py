@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from cutlass_aot.bundle.replace import create, disk_error, make_folders, synchronise
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.runtime.bundle import open_bundle
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.runtime.files.verified_read import read_file
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, MAX_LIBRARY_BYTES, FileReference
@@ -47,10 +47,8 @@ def unpack_bundle(bundle: Path, output: Path, kernels: Sequence[str] = ()) -> li
         raise BundleError(f"{output} exists: name a directory that is to be made, or remove it yourself")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{output.name}-", dir=output.parent, ignore_cleanup_errors=True
-        ) as temporary:
-            folder = Path(temporary, "new")
+        with temporary_folder(beside=output) as temporary:
+            folder = temporary / "new"
             index = _unpack(bundle, sorted(handles, key=lambda handle: handle.name), folder)
             folder.rename(output)
         synchronise(output.parent)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import click
 
 from cutlass_aot.cli.output.recordings import SUFFIX, check_output, write_recording
 from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 
 
 @click.command("capture", context_settings={"ignore_unknown_options": True})
@@ -40,10 +40,10 @@ def command(output: Path, name: str, program: tuple[str, ...]) -> int:
 
     # Whatever can be refused is refused now: the program may run for hours.
     check_output(output, name)
-    with tempfile.TemporaryDirectory(prefix="cutlass-aot-capture-", ignore_cleanup_errors=True) as folder:
-        found = Path(folder) / "found"
+    with temporary_folder("capture") as folder:
+        found = folder / "found"
         found.mkdir()
-        ran = run_program(program, {"begin": keep.MODULE, "folder": str(found)}, Path(folder))
+        ran = run_program(program, {"begin": keep.MODULE, "folder": str(found)}, folder)
         recorded = write_recording(found, output, name, program)
     if recorded and sm_count_at_hand() is None:
         say(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import click
 from cutlass_aot.cli.output.recordings import check_output, write_recording
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.words import plural
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def command(
     for bundle in bundles:
         # Reports what is wrong with a bundle before the program begins.
         serve.opened(bundle)
-    with tempfile.TemporaryDirectory(prefix="cutlass-aot-run-", ignore_cleanup_errors=True) as folder:
-        ledgers = Path(folder) / "ledgers"
+    with temporary_folder("run") as folder:
+        ledgers = folder / "ledgers"
         ledgers.mkdir()
         plan = {
             "begin": serve.MODULE,
@@ -98,10 +98,10 @@ def command(
             "policy": policy or "",
             "without_dsl": without_dsl,
         }
-        missed = Path(folder) / "missed"
+        missed = folder / "missed"
         missed.mkdir()
         plan |= {"ledger": str(ledgers), "keep": str(missed) if kept is not None else ""}
-        ran = run_program(program, plan, Path(folder))
+        ran = run_program(program, plan, folder)
         found = _gathered(ledgers)
         _tell(found)
         if not any(ledgers.iterdir()):

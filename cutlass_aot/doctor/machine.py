@@ -22,7 +22,7 @@ from cutlass_aot.runtime.machine.compatibility import ANYTHING, Machine, decide
 from cutlass_aot.runtime.search_path import installed_bundles
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
 
-RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "filelock", "msgpack", "zstandard")
+RUNTIME_PACKAGES = ("apache-tvm-ffi", "click", "msgpack", "zstandard")
 BUILD_PACKAGES = (
     "jinja2",
     "nvidia-cuda-crt",

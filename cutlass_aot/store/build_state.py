@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
+from cutlass_aot.runtime.files.regular_file import open_regular
 from cutlass_aot.schema.encoding import seal, unseal
 
 BUILD_STATE = "build_state"
@@ -50,14 +51,14 @@ def state_problem(store: Path, name: str) -> str | None:
         return str(error)
     except OSError as error:
         # Other errors do not say that the file is damaged.
-        if error.errno in (errno.EIO, errno.EISDIR):
+        if error.errno == errno.EIO:
             return str(error.strerror)
         raise
     return None
 
 
 def _read(path: Path) -> Any:
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise CorruptFile(f"it has more than {_MAX_BYTES} bytes")
@@ -71,4 +72,4 @@ def write_state(store: Path, name: str, body: Any) -> None:
 
     with contextlib.suppress(StoreError):
         if store.is_dir():
-            publish(seal(_KIND, SCHEMA, body), store / BUILD_STATE / name)
+            publish(seal(_KIND, SCHEMA, body), store / BUILD_STATE / name, store=store)

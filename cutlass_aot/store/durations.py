@@ -35,7 +35,7 @@ def remember_durations(store: Store, seconds: Mapping[str, float]) -> None:
     known = durations(store)
     known.update({name: float(value) for name, value in seconds.items() if _is_duration(name, value)})
     longest = sorted(known.items(), key=lambda item: (-item[1], item[0]))[:MOST]
-    publish(seal(_KIND, SCHEMA, dict(longest)), store.root / DURATIONS_NAME)
+    publish(seal(_KIND, SCHEMA, dict(longest)), store.root / DURATIONS_NAME, store=store.root)
 
 
 def durations_problem(store: Store) -> str | None:
@@ -48,7 +48,7 @@ def durations_problem(store: Store) -> str | None:
         return str(error)
     except StoreError as error:
         # Other errors do not say that the file is damaged.
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno not in (errno.EIO, errno.EISDIR):
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno != errno.EIO:
             raise
         return str(error)
     return None

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from cutlass_aot.errors import CorruptFile, StoreError
+from cutlass_aot.runtime.files.regular_file import kind_of
 from cutlass_aot.schema.encoding import seal, unseal
-from cutlass_aot.store.files import entries, publish, read, reported
+from cutlass_aot.store.files import entries, obstacle, publish, read, reported, set_aside
 from cutlass_aot.store.layout import MAX_RECORD_BYTES, ROOTS, SCHEMA
 from cutlass_aot.store.store import Store
 
@@ -31,7 +32,7 @@ def set_root(store: Store, name: str, references: Iterable[Reference]) -> None:
             "beginning with a letter or a digit"
         )
     body = {"name": name, "records": sorted(set(references))}
-    publish(seal(_KIND, SCHEMA, body), store.root / ROOTS / name)
+    publish(seal(_KIND, SCHEMA, body), store.root / ROOTS / name, store=store.root)
 
 
 def keep_root(store: Store, name: str, references: Any) -> None:
@@ -47,7 +48,7 @@ def keep_root(store: Store, name: str, references: Any) -> None:
     with contextlib.suppress(StoreError):
         try:
             known = read_root(store, name)
-        except CorruptFile:
+        except (CorruptFile, StoreError):
             known = None
         if kept and known != frozenset(kept):
             set_root(store, name, kept)
@@ -56,6 +57,13 @@ def keep_root(store: Store, name: str, references: Any) -> None:
 def roots(store: Store) -> dict[str, frozenset[Reference]]:
     """The records that each root keeps, by the root's name."""
     found = {}
+    with reported("read", store.root / ROOTS):
+        other = obstacle(store.root, store.root / ROOTS / "any")
+    if other is not None:
+        raise StoreError(
+            f"{other[0]} is {kind_of(other[1].st_mode)}, expected a directory of roots: what they keep is "
+            "not known; build the bundles again"
+        )
     for entry in entries(store.root / ROOTS):
         if entry.name.startswith("."):
             continue
@@ -95,7 +103,7 @@ def drop_root(store: Store, name: str) -> bool:
     path = store.root / ROOTS / name
     if path.is_dir() and not path.is_symlink():
         # Not made by this package: moved out of the way, but not deleted.
-        return store.set_aside(path)
+        return set_aside(store.root, path)
     with reported("remove", path):
         try:
             path.unlink()

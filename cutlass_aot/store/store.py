@@ -17,25 +17,28 @@ from typing import Any
 
 from cutlass_aot.errors import CorruptFile, SchemaTooNew, StoreError
 from cutlass_aot.runtime.files.file_lock import Lock
+from cutlass_aot.runtime.files.regular_file import open_regular
 from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.blobs import LEVEL, frame_bound, opened, raw_frame
 from cutlass_aot.store.files import (
-    Identity,
+    clear,
     entries,
     identity,
     is_there,
+    make_folder,
+    obstacle,
     publish,
     read,
     read_found,
     reported,
+    set_aside,
     touch,
     tree,
 )
 from cutlass_aot.store.layout import (
     BLOB_SUFFIX,
     BLOBS,
-    DAMAGED,
     FORMAT_NAME,
     LOCKS,
     LOGS,
@@ -71,7 +74,7 @@ class Store:
         self._clock: float | None = None
         marker = root / FORMAT_NAME
         with reported("open the store", root):
-            if not marker.is_file():
+            if not is_there(marker):
                 if not create:
                     raise StoreError(
                         f"{root} is not a cutlass-aot store: it has no FORMAT file; "
@@ -80,7 +83,7 @@ class Store:
                 root.mkdir(parents=True, exist_ok=True)
                 foreign = [path for path in root.iterdir() if not path.name.startswith(NEW)]
                 # Another builder may have made the same store meanwhile: then the marker is there by now.
-                if foreign and not marker.is_file():
+                if foreign and not is_there(marker):
                     raise StoreError(
                         f"{root} holds something that is not a cutlass-aot store: expected one, or an empty "
                         "directory; name another one"
@@ -120,16 +123,16 @@ class Store:
         # Marked as used before it is looked at: from then on no collection takes it.
         if not touch(self.blob_path(sha256)) or self._own_blob(sha256) is None:
             frame = raw_frame(data) if compressed else compress(data, LEVEL)
-            publish(frame, self.blob_path(sha256))
+            self._publish(frame, self.blob_path(sha256))
         return sha256
 
     def adopt_blob(self, file: Path, sha256: str) -> None:
         """Move a finished file, which must still have this digest, into the blobs."""
-        with reported("read", file):
-            data = file.read_bytes()
+        with reported("read", file), os.fdopen(open_regular(file), "rb") as source:
+            data = source.read()
         if digest(data) != sha256:
             raise CorruptFile(f"{file} changed between being written and being stored")
-        publish(compress(data, LEVEL), self.blob_path(sha256))
+        self._publish(compress(data, LEVEL), self.blob_path(sha256))
         with reported("remove", file):
             file.unlink()
 
@@ -168,7 +171,7 @@ class Store:
         The ``blobs`` it needs, digest to size in bytes, must be here already.
         """
         data = Record(kind, key, body, dict(blobs or {})).to_bytes()
-        publish(data, self.record_path(kind, key))
+        self._publish(data, self.record_path(kind, key))
         if kind in SHARED_KINDS:
             names = [blob_name(sha256) for sha256 in blobs or {}]
             for upstream in self.upstream:
@@ -190,9 +193,7 @@ class Store:
 
     def drop_record(self, kind: str, key: str) -> None:
         """Remove a record of this store; its blobs are left to the next collection."""
-        path = self.record_path(kind, key)
-        with reported("remove", path):
-            path.unlink(missing_ok=True)
+        self._drop(self.record_path(kind, key))
 
     def prefetch(self, kind: str, keys: Collection[str], *, anew: bool = False) -> None:
         """Copy records that this store lacks, all at once, from upstream stores whose contents are copied.
@@ -222,13 +223,12 @@ class Store:
     def put_log(self, key: str, text: str) -> Path:
         """Keep a failed kernel's log."""
         path = self.log_path(key)
-        publish(text.encode("utf-8", "replace"), path)
+        self._publish(text.encode("utf-8", "replace"), path)
         return path
 
     def drop_log(self, key: str) -> None:
         """Forget the log of a kernel that compiles now."""
-        with reported("remove", self.log_path(key)):
-            self.log_path(key).unlink(missing_ok=True)
+        self._drop(self.log_path(key))
 
     def try_lock(self, key: str) -> bool:
         """Take the lock of a key without waiting; False while this builder or another holds it.
@@ -238,13 +238,19 @@ class Store:
         """
         path = self.root / LOCKS / f"{key}.lock"
         with reported("lock", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             if key in self._locks:
                 return False
+            make_folder(self.root, path.parent)
             # Noted before it is taken, so that unlock_all finds it if an interrupt comes between the two.
             lock = self._locks[key] = Lock(path)
-            if lock.try_acquire():
-                return True
+            try:
+                if lock.try_acquire():
+                    return True
+            except OSError:
+                if not clear(self.root, path):
+                    raise
+                if lock.try_acquire():
+                    return True
             del self._locks[key]
             return False
 
@@ -269,6 +275,8 @@ class Store:
         """
         from cutlass_aot.store.workspaces import workspace
 
+        with reported("write", self.root):
+            make_folder(self.root, self.root / WORKSPACES)
         with workspace(self.root / WORKSPACES) as own:
             yield own.path
 
@@ -291,49 +299,25 @@ class Store:
                 if not entry.name.startswith(".") and self.record_path(kind.name, entry.name) == path:
                     yield kind.name, entry.name, path
 
-    def set_aside(self, path: Path, seen: Identity | None = None) -> bool:
-        """Move a damaged file into ``damaged/``, where a person can look at it; returns whether it was moved.
-
-        If ``seen`` is given, a file of another identity, which has replaced the damaged one, stays.
-        """
-        with reported("set aside", path):
-            damaged = self.root / DAMAGED
-            damaged.mkdir(parents=True, exist_ok=True)
-            # The kind of a record is in its path alone.
-            kind = path.relative_to(self.root).parts[1:-2]
-            target = damaged / "-".join((*kind, path.name))
-            if path.is_dir() or target.is_dir():
-                # A rename cannot replace a directory that is not empty.
-                target = target.with_name(f"{target.name}-{os.urandom(4).hex()}")
-            try:
-                # Another builder may have put a good one there since.
-                if seen is not None and identity(path.lstat()) != seen:
-                    return False
-                path.replace(target)
-            except FileNotFoundError:
-                # Another reader was quicker.
-                return False
-            return True
-
     def _own_blob(self, sha256: str) -> bytes | None:
         path = self.blob_path(sha256)
-        found = read_found(path, frame_bound(MAX_BLOB_BYTES))
+        found = self._found(path, frame_bound(MAX_BLOB_BYTES))
         if found is None:
             return None
         try:
             return opened(found[0], sha256)
         except CorruptFile:
-            self._set_aside(path, identity(found[1]))
+            self._set_aside(path, found[1])
             return None
 
     def _own_record(self, kind: str, key: str) -> Record | None:
         path = self.record_path(kind, key)
-        found = read_found(path, record_limit(kind))
+        found = self._found(path, record_limit(kind))
         if found is None:
             return None
         data, status = found
         if len(data) > record_limit(kind):
-            self._set_aside(path, identity(status))
+            self._set_aside(path, status)
             return None
         # Marked as used before it is relied on: a collection that took the file before is seen here, and one
         # that comes later sees the mark.
@@ -342,8 +326,32 @@ class Store:
         try:
             return Record.from_bytes(data, kind, key, str(path))
         except CorruptFile:
-            self._set_aside(path, identity(status))
+            self._set_aside(path, status)
             return None
+
+    def _found(self, path: Path, limit: int) -> tuple[bytes, os.stat_result] | None:
+        """As :func:`read_found`; what is in the way of a store's file is set aside, and the file absent."""
+        try:
+            return read_found(path, limit)
+        except StoreError:
+            with reported("read", path):
+                found = obstacle(self.root, path)
+            if found is None:
+                raise
+            self._set_aside(*found)
+            return None
+
+    def _publish(self, data: bytes, path: Path) -> None:
+        publish(data, path, store=self.root)
+
+    def _drop(self, path: Path) -> None:
+        """Remove one of this store's files, or what stands in its place."""
+        with reported("remove", path):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                if not clear(self.root, path):
+                    raise
 
     def _mark_used(self, path: Path, modified: float) -> bool:
         """Touch a file whose mark of use is long ago, or far in the future; False if it is gone."""
@@ -364,10 +372,10 @@ class Store:
         """The bytes of one of this store's files."""
         return read(self.root / name, frame_bound(MAX_BLOB_BYTES))
 
-    def _set_aside(self, path: Path, seen: Identity) -> None:
+    def _set_aside(self, path: Path, seen: os.stat_result) -> None:
         """Set aside a damaged file; where nothing can be written, it only counts as absent."""
         with contextlib.suppress(StoreError):
-            self.set_aside(path, seen)
+            set_aside(self.root, path, identity(seen))
 
     # --- upstream stores
 
@@ -405,7 +413,7 @@ class Store:
             upstream.reject(blob_name(sha256))
             return None
         if upstream.copies:
-            publish(data, self.blob_path(sha256))
+            self._publish(data, self.blob_path(sha256))
         return content
 
     def _copy(self, upstream: UpstreamStore, kind: str, keys: Collection[str]) -> None:
@@ -424,4 +432,4 @@ class Store:
                 here.add(missing[name])
         for name, (record, data) in found.items():
             if here.issuperset(record.blobs):
-                publish(data, self.root / name)
+                self._publish(data, self.root / name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.runtime.files.file_lock import Lock
+from cutlass_aot.runtime.files.regular_file import open_regular
 from cutlass_aot.store.files import create, entries, new_path, reported
 from cutlass_aot.store.layout import NEW
 
@@ -91,9 +93,10 @@ def _is_alive(path: Path, now: float) -> bool:
     some file systems a machine does not see the locks of others.
     """
     try:
-        if not path.name.startswith(NEW):
+        # Not a regular file is nobody's: a builder makes one.
+        if not path.name.startswith(NEW) and not _is_strange(path / _OWNER):
             owner = Lock(path / _OWNER)
-            with owner.path.open("rb") as file:
+            with os.fdopen(open_regular(owner.path), "rb") as file:
                 words = file.read(_MAX_OWNER_BYTES).decode("utf-8", "replace")
             if not owner.try_acquire(create=False):
                 return True
@@ -109,6 +112,10 @@ def _is_alive(path: Path, now: float) -> bool:
         # Another user's, which this one may not read: it counts as alive.
         return True
     return now - youngest < ABANDONED_AFTER
+
+
+def _is_strange(path: Path) -> bool:
+    return not stat.S_ISREG(path.lstat().st_mode)
 
 
 def _machine() -> str:

@@ -12,6 +12,7 @@ from cutlass_aot.cli.store import command as store_command
 from cutlass_aot.store import layout
 from cutlass_aot.store.build_state import write_state
 from cutlass_aot.store.durations import remember_durations
+from cutlass_aot.store.files import set_aside
 from cutlass_aot.store.maintenance.collect import DAYS, GRACE
 from cutlass_aot.store.roots import set_root
 from cutlass_aot.store.store import TOUCH_AFTER, Store
@@ -32,7 +33,7 @@ def full_store(root: Path) -> Store:
     remember_durations(store, {KEY: 1.0})
     write_state(root, KEY, {})
     store.put_log(KEY, "words")
-    store.set_aside(store.blob_path(store.put_blob(b"other")))
+    set_aside(root, store.blob_path(store.put_blob(b"other")))
     assert store.try_lock(KEY)
     return store
 

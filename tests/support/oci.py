@@ -17,7 +17,7 @@ def tree(folder):
 
 
 def left_behind(out):
-    return [path.name for path in out.parent.iterdir() if path.name not in (out.name, f".{out.name}.lock")]
+    return [path.name for path in out.parent.iterdir() if path.name != out.name]
 
 
 def do_pull(fake, out, version=":1", **options):

@@ -57,7 +57,7 @@ Dir::State "{root}/state";
 Dir::State::status "{root}/status";
 Dir::Cache "{root}/cache";
 """
-TRIED_MODULES = ("click", "filelock", "msgpack", "tvm_ffi", "zstandard")
+TRIED_MODULES = ("click", "msgpack", "tvm_ffi", "zstandard")
 SELF_TEST = """
 import importlib, json, platform, sys
 assert platform.machine() == "aarch64", platform.machine()

@@ -6,6 +6,7 @@ import contextlib
 import io
 import random
 import shutil
+import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ from tools.fuzz.inputs import (
     values_of,
 )
 from tools.fuzz.mutate import bytes_of, elf_of, pack, text_of, tree_of
+from tools.torture import other_files
 
 
 def sample_ranking(entries: Sequence[KernelEntry]) -> Ranking:
@@ -103,7 +105,7 @@ def sample_tuning(entries: Sequence[KernelEntry]) -> Tuning:
 
 
 def store_reader(entries: Sequence[KernelEntry], root: Path) -> Reader:
-    """A store whose record, durations and root are damaged."""
+    """A store whose record, durations and root are damaged, or are something else than files."""
     store = Store(root)
     kernel, key = entries[0].kernel, "ab" * 32
     content = KernelObject(HOST_CODE, b"code").to_bytes()
@@ -115,11 +117,17 @@ def store_reader(entries: Sequence[KernelEntry], root: Path) -> Reader:
 
     def make(source: random.Random) -> bytes:
         at = source.randrange(len(places))
+        if source.randrange(10) == 0:
+            return bytes((at, source.randrange(len(other_files.KINDS))))
         return bytes((at,)) + make_file[at](source)
 
     def read(data: bytes) -> object:
         at = data[0] % len(places) if data else 0
-        places[at].write_bytes(data[1:])
+        other_files.remove(places[at])
+        if len(data) == 2:
+            other_files.put(other_files.KINDS[data[1] % len(other_files.KINDS)], places[at])
+        else:
+            places[at].write_bytes(data[1:])
         if at == 0:
             artifact, why = read_artifact(store, key, kernel)
             return [] if artifact else [why]
@@ -216,7 +224,60 @@ def wheel_readers(bundle: Path, root: Path) -> list[Reader]:
         wheel.write_bytes(data)
         read_wheel_catalog(wheel)
 
-    return [Reader("wheel", make, read, 2), Reader("catalog of a wheel", make, read_catalog_alone, 2)]
+    return [
+        Reader("wheel", make, read, 2),
+        Reader("catalog of a wheel", make, read_catalog_alone, 2),
+        Reader("wheel with gaps", lambda source: _with_gap(source, sample), _refusing(sample, read), 1),
+    ]
+
+
+def _refusing(sample: bytes, read: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    """A reader that has to find something wrong with whatever is not the sample."""
+
+    def refuses(data: bytes) -> object:
+        problems = read(data)
+        assert bool(problems) == (data != sample), f"{len(data)} bytes: {problems}"
+        return problems
+
+    return refuses
+
+
+def _with_gap(source: random.Random, sample: bytes) -> bytes:
+    """A wheel with something that its index does not list; every other byte and offset is right.
+
+    Format: the index's entries, and the record at its end (APPNOTE.TXT of PKWARE, 4.3.12 and 4.3.16).
+    """
+    if source.randrange(8) == 0:
+        return sample
+    (size, start) = struct.unpack_from("<II", sample, len(sample) - 10)
+    index, end = sample[start : start + size], sample[-22:]
+    with zipfile.ZipFile(io.BytesIO(sample)) as archive:
+        offsets = [info.header_offset for info in archive.infolist()]
+    hidden = io.BytesIO()
+    with zipfile.ZipFile(hidden, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("evil.pth"), b"import evil\n")
+    entry = hidden.getvalue()[: hidden.getvalue().index(b"PK\1\2")]
+    added = source.choice((entry, b"\0", b"#!/bin/sh\n", source.randbytes(40), sample[: offsets[1]]))
+    kind = source.randrange(4)
+    if kind == 0:
+        # Within a header: what one installer reads differs from what another does.
+        at = source.choice(offsets) + source.choice((*range(8, 26), 30))
+        return sample[:at] + bytes((sample[at] ^ 1 << source.randrange(8),)) + sample[at + 1 :]
+    if kind == 1:
+        return sample[:-2] + struct.pack("<H", len(added)) + added
+    if kind == 2:
+        return sample + added
+    gap = source.choice((*offsets, start))
+    moved, at = b"", 0
+    while at < len(index):
+        name, extra, comment = struct.unpack_from("<HHH", index, at + 28)
+        (offset,) = struct.unpack_from("<I", index, at + 42)
+        offset += len(added) if offset >= gap else 0
+        length = 46 + name + extra + comment
+        moved += index[at : at + 42] + struct.pack("<I", offset) + index[at + 46 : at + length]
+        at += length
+    end = end[:16] + struct.pack("<I", start + len(added)) + end[20:]
+    return sample[:gap] + added + sample[gap:start] + moved + end
 
 
 def _sha256(data: bytes) -> bytes:
@@ -281,6 +342,32 @@ def bundle_reader(bundle: Path, root: Path) -> Reader:
         return problems
 
     return Reader("bundle", make, read, 2)
+
+
+def bundle_places_reader(bundle: Path, root: Path) -> Reader:
+    """A bundle with something else than a file in the place of one of its files."""
+    shutil.copytree(bundle, root)
+    paths = [*sorted(read_manifest(bundle)), MANIFEST_NAME]
+    dirty: set[str] = set()
+
+    def make(source: random.Random) -> bytes:
+        kind = source.randrange(len(other_files.KINDS) + 1)
+        return bytes((source.randrange(min(len(paths), 256)), kind))
+
+    def read(data: bytes) -> object:
+        for path in dirty:
+            other_files.remove(root / path)
+            shutil.copy(bundle / path, root / path)
+        dirty.clear()
+        path, kind = paths[data[0] % len(paths)], data[1] % (len(other_files.KINDS) + 1)
+        if kind < len(other_files.KINDS):
+            dirty.add(path)
+            other_files.put(other_files.KINDS[kind], root / path)
+        problems = verify_bundle(root)
+        assert bool(problems) == bool(dirty), f"{path}, {other_files.KINDS[kind]}: {problems}"
+        return problems
+
+    return Reader("other files in a bundle", make, read, 1)
 
 
 def _inside(path: str, data: bytes) -> Callable[[random.Random], bytes]:

@@ -37,6 +37,7 @@ from tools.fuzz.inputs import Reader, bytes_maker, compressed_maker, json_maker,
 from tools.fuzz.mutate import bytes_of, elf_of, text_of
 from tools.fuzz.places import (
     HOST_CODE,
+    bundle_places_reader,
     bundle_reader,
     sample_ranking,
     sample_requests,
@@ -188,6 +189,7 @@ def readers(bundle: Path, folder: Path) -> list[Reader]:
         shard_reader(entries, catalog, folder / "shard"),
         *wheel_readers(bundle, folder / "wheel"),
         bundle_reader(bundle, folder / "bundle"),
+        bundle_places_reader(bundle, folder / "places"),
     ]
 
 

@@ -424,7 +424,7 @@ class Torture:
                 self.wrong(f"at the end bundle {manifest} differs in {difference}")
         self.look("at the end")
         self.ended(self.gc(old=True), may_refuse=False)
-        # A lock that writers of one bundle take stays beside it.
+        # The lock of a writer that was killed stays until the next one.
         names = {*MANIFESTS, *(f".{name}.lock" for name in MANIFESTS)}
         left = [path for path in self.place.out.iterdir() if path.name not in names]
         left += self.damager.files("locks")

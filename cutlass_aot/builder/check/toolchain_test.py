@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from cutlass_aot.errors import CompileError, CutlassAotError, LinkError
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.simt_f64_gemm.generator import SimtF64Gemm
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS
 
@@ -102,9 +102,9 @@ def run_toolchain_test(*, timeout: float) -> ToolchainTest:
     """
     kernel = smallest_kernel()
     clock = _Clock()
-    with tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
+    with temporary_folder() as folder:
         try:
-            bundle = _build(kernel, Path(folder), timeout, clock)
+            bundle = _build(kernel, folder, timeout, clock)
             if os.uname().machine in HOSTS:
                 clock.seconds["load"] = _load(bundle, kernel)
         except CutlassAotError as error:

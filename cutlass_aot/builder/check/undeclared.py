@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from cutlass_aot.errors import CompileError, GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.registry import GeneratorReference, find
 from cutlass_aot.manifest.filters import spread
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 
 MAX_COMBINATIONS = 3
 """Combinations of parameters that are traced: the first, one in the middle, the last."""
@@ -83,6 +83,9 @@ class _Tracer:
             self._servers[hash_seed] = ForkServer(("cutlass.cute",), own, hash_seed=hash_seed)
 
     def __enter__(self) -> _Tracer:
+        # Not by the threads that trace: a process ends with the thread that started it.
+        for server in self._servers.values():
+            server.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -101,8 +104,6 @@ class _Tracer:
             ToolchainError: if no process can be forked.
         """
         with self._lock:
-            for server in self._servers.values():
-                server.start()
             self._made += 1
             log = self._folder / f"{self._made}.log"
             _, channel = self._servers[conditions.hash_seed].fork(log)
@@ -157,8 +158,8 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     if target is not None and target not in targets:
         raise GeneratorError(f"kernel {name!r} is declared for {', '.join(targets)}, not for {target}")
     with (
-        tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder,
-        _Tracer(reference, target or targets[0], Path(folder)) as tracer,
+        temporary_folder() as folder,
+        _Tracer(reference, target or targets[0], folder) as tracer,
     ):
         return _compared(generator, tracer)
 

@@ -7,7 +7,6 @@ machine.
 from __future__ import annotations
 
 import importlib
-import tempfile
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -26,6 +25,7 @@ from cutlass_aot.builder.inputs.file_digests import Files, Seen
 from cutlass_aot.builder.toolchain import detect_compiler
 from cutlass_aot.errors import CutlassAotError, ExecutorError, ToolchainError
 from cutlass_aot.generators.registry import GeneratorReference, source_of
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.store.artifacts import keep_artifact
 from cutlass_aot.store.store import Store
@@ -72,8 +72,8 @@ def _compile(request: CompileRemotely) -> CompiledRemotely:
             f"it does not see {folder}: the store has to be a directory that all machines share, by one "
             "path; or name a remote store with --remote"
         )
-    with tempfile.TemporaryDirectory(prefix="cutlass-aot-") as own:
-        return _compile_and_push(request, request.remote, Path(own))
+    with temporary_folder() as own:
+        return _compile_and_push(request, request.remote, own)
 
 
 def _compile_and_push(request: CompileRemotely, url: str, folder: Path) -> CompiledRemotely:

@@ -67,7 +67,10 @@ class ForkServer:
     _ready: bool = False
 
     def start(self) -> None:
-        """Start the process and return at once; it imports in the background."""
+        """Start the process and return at once; it imports in the background.
+
+        The thread that calls this has to live as long as the process is needed, which ends with it.
+        """
         if self.process is not None:
             return
         ours, theirs = socket.socketpair()
@@ -76,6 +79,8 @@ class ForkServer:
         # the current directory, which may hold any package.
         program = (
             f"import sys; sys.path[:] = {[str(Path(path).absolute()) for path in sys.path if path]!r}; "
+            # First of all, since the imports that follow take seconds.
+            f"from cutlass_aot.programs.start.parent import end_with_parent; end_with_parent(); "
             f"from cutlass_aot.builder.compile.fork_server import main; "
             f"main({theirs.fileno()}, {list(self.modules)!r})"
         )

@@ -2,13 +2,12 @@
 
 :class:`~cutlass_aot.builder.compile.fork_client.ForkServer` starts it with one end of a socket pair. It stays
 single-threaded, since a fork copies the calling thread alone. It and its workers ignore the terminal's
-interrupt: the builder decides what ends.
+interrupt: the builder decides what ends. If the builder is killed, the kernel kills them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -24,6 +23,7 @@ from cutlass_aot.builder.compile.messages import Fork, Forked, Imported, Reap, R
 from cutlass_aot.builder.compile.worker import serve
 from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.registry import source_of
+from cutlass_aot.programs.start.parent import end_with_parent
 from cutlass_aot.schema.encoding import digest
 
 
@@ -85,7 +85,7 @@ def _fork(channel: socket.socket, descriptor: int, log: str) -> int:
         status = 1
         try:
             channel.close()
-            _end_with_parent()
+            end_with_parent()
             serve(socket.socket(fileno=descriptor), log)
             status = 0
         except BaseException:
@@ -95,9 +95,3 @@ def _fork(channel: socket.socket, descriptor: int, log: str) -> int:
             os._exit(status)
     os.close(descriptor)
     return pid
-
-
-def _end_with_parent() -> None:
-    """Have the kernel kill this process when the fork server ends, also in the middle of a compile."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)

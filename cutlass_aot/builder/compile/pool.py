@@ -8,7 +8,6 @@ import select
 import selectors
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from cutlass_aot.builder.compile.fork_client import ForkServer, read_log
 from cutlass_aot.builder.compile.messages import Answer, Reply, WorkerFailure
 from cutlass_aot.builder.compile.schedule import Job, Queue
 from cutlass_aot.errors import CorruptFile, GeneratorError
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 
 __all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result", "ask_generators"]
 
@@ -73,7 +73,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class Pool:
-    """Workers forked from a process that has imported the modules; use it as a context manager.
+    """Workers forked from a process that has imported the modules; a context manager, for one thread.
 
     Nothing is started before there is work. One pool serves a whole build: imports and what workers keep (the
     operators of a problem) are paid for once.
@@ -93,7 +93,7 @@ class Pool:
     dsl_roots: tuple[Path, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     _fork_server: ForkServer | None = None
-    _logs: tempfile.TemporaryDirectory[str] | None = None
+    _logs: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _workers: list[_Worker] = field(default_factory=list)
     _started: int = 0
 
@@ -111,10 +111,9 @@ class Pool:
             worker.channel.close()
         if self._fork_server is not None:
             self._fork_server.end()
-        if self._logs is not None:
-            self._logs.cleanup()
+        self._logs.close()
         self._workers.clear()
-        self._fork_server = self._logs = None
+        self._fork_server = None
 
     def run(self, jobs: Iterable[Job], admit: Admit = lambda _job, _now: True) -> Iterator[Result]:
         """Run jobs in the order of :class:`Queue`, yielding each result as it comes.
@@ -216,8 +215,8 @@ class Pool:
 
     def _started_fork_server(self) -> ForkServer:
         if self._fork_server is None:
-            self._logs = tempfile.TemporaryDirectory(prefix="cutlass-aot-", ignore_cleanup_errors=True)
-            self._fork_server = ForkServer(self.modules, Path(self._logs.name), self.dsl_roots, self.sources)
+            logs = self._logs.enter_context(temporary_folder())
+            self._fork_server = ForkServer(self.modules, logs, self.dsl_roots, self.sources)
         self._fork_server.start()
         return self._fork_server
 

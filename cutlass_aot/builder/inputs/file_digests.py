@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cutlass_aot.errors import ToolchainError
+from cutlass_aot.runtime.files.regular_file import open_regular
 from cutlass_aot.schema.codec import row
 
 MISSING = "missing"
@@ -74,7 +75,7 @@ def _look(name: str, remembered: Seen | None) -> Seen:
         return remembered
     hasher = hashlib.sha256()
     try:
-        with Path(name).open("rb") as file:
+        with os.fdopen(open_regular(name, follow=True), "rb") as file:
             while chunk := file.read(4 << 20):
                 hasher.update(chunk)
     except FileNotFoundError:

@@ -166,9 +166,9 @@ struct matrix {
 
 /* View (..., columns) as (rows, columns). 0 if there is no such view. */
 static int as_matrix(const DLTensor *tensor, struct matrix *matrix) {
+  if (tensor->ndim < 1 || tensor->ndim > MAX_RANK || !tensor->strides) return 0;
   int last = tensor->ndim - 1;
   int64_t rows = 1, stride = 0;
-  if (last < 0 || last >= MAX_RANK || !tensor->strides) return 0;
   for (int mode = last - 1; mode >= 0; mode--) {
     int64_t extent = tensor->shape[mode];
     if (last > 1 && extent == 1) continue;

@@ -256,6 +256,7 @@ static int launch(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
     const struct operand *operand = &launcher->operands[position];
     const DLTensor *tensor = tensor_of(&arguments[position]);
     if (!tensor || !operand->rank) continue; /* a number; or compiled code says what is wrong */
+    if (tensor->ndim < 0) return refuse_operand(position, "expected a rank of 0 or more", tensor->ndim);
     if (operand->flags & BATCH) {
       int missing = (int)operand->rank - tensor->ndim;
       if (missing_in_all < 0) missing_in_all = missing;
@@ -283,9 +284,10 @@ static int place_possible(const struct place *place, const struct operand *opera
 static int possible(const struct operand *operand, int operands) {
   if (operand->rank == 0) return operand->contiguous == 0 && operand->bits >= 1;
   if (operand->rank < 1 || operand->rank > MAX_RANK || operand->contiguous < 1 || operand->contiguous > operand->rank) return 0;
-  if (operand->divisibility < 1 || operand->bits < 1 || operand->bits > 64) return 0;
-  return !(operand->flags & SCALE) ||
-         (operand->of >= 0 && operand->of < operands && operand->along >= 1 && operand->block >= 1);
+  /* With bounds, so that sums with extents and strides stay within 64 bits. */
+  if (operand->divisibility < 1 || operand->divisibility > MAX_EXTENT || operand->bits < 1 || operand->bits > 64) return 0;
+  return !(operand->flags & SCALE) || (operand->of >= 0 && operand->of < operands && operand->along >= 1 &&
+                                       operand->block >= 1 && operand->block <= MAX_EXTENT);
 }
 
 EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {

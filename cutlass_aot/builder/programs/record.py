@@ -13,7 +13,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -39,6 +38,7 @@ from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.record import plan_of
 from cutlass_aot.programs.start.environment import program_environment
 from cutlass_aot.programs.start.files import RequestResult, read_whole, refusals
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
 from cutlass_aot.schema.kernels.key import key
@@ -256,10 +256,10 @@ class _Run:
             kernel = item.request.kernel
             if read_artifact(self.store, kernel_key(item.request, self.inputs), kernel)[0] is not None:
                 self.known[item.request.digest] = item.call
-        with tempfile.TemporaryDirectory(prefix="cutlass-aot-program-", ignore_cleanup_errors=True) as folder:
-            results = Path(folder) / "results"
+        with temporary_folder("program") as folder:
+            results = folder / "results"
             results.mkdir()
-            output = Path(folder) / "output"
+            output = folder / "output"
             problem = self._run(results, output)
             recorded = self._collect(results)
             if problem is None and not recorded.recording.requests and not recorded.failures:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from cutlass_aot.bundle.wheel.zip_reader import (
 )
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
 from cutlass_aot.runtime.files.signatures import PublicKey
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, Catalog
 
 _SHOWN = 200  # characters of a line that differs from the expected one
@@ -51,7 +51,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
     :func:`~cutlass_aot.bundle.wheel.write.build_wheels` writes.
     """
     try:
-        with wheel.open("rb") as file, tempfile.TemporaryDirectory(prefix="cutlass-aot-") as folder:
+        with wheel.open("rb") as file, temporary_folder() as folder:
             try:
                 check_directory(file, wheel)
                 archive = zipfile.ZipFile(file)
@@ -63,7 +63,7 @@ def look_at_wheel(wheel: Path, keys: Sequence[PublicKey] = ()) -> Findings:
                 if not findings.problems:
                     findings.add(layout_problems(archive, file))
                 if not findings.problems:
-                    findings.add(_contents(archive, wheel.name, Path(folder), keys, findings))
+                    findings.add(_contents(archive, wheel.name, folder, keys, findings))
                 return findings
     except OSError as error:
         # From a seek to an impossible offset that the archive names.

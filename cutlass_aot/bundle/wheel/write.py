@@ -17,7 +17,6 @@ import hashlib
 import io
 import os
 import re
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,6 +42,7 @@ from cutlass_aot.bundle.wheel.metadata import (
 from cutlass_aot.bundle.wheel.split import by_target, for_host
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.runtime.files.verified_read import read_file
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.bundles.signature import NO_TERMS, Signature, Terms
@@ -82,8 +82,7 @@ def build_wheels(
     date = _date(os.environ.get("SOURCE_DATE_EPOCH"))
     with _disk(output):
         output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".wheels-", dir=output) as temporary:
-            folder = Path(temporary)
+        with temporary_folder(beside=output / "wheels") as folder:
             made = [_pack(item, signer, terms, folder, date) for item in _bundles(whole, split, folder)]
             for path in made:
                 path.replace(output / path.name)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
-import ctypes
 import importlib
 import multiprocessing.util
 import os
@@ -46,6 +45,7 @@ from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
 from cutlass_aot.programs.start.files import note_refusal, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
+from cutlass_aot.programs.start.parent import end_with_parent
 from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.encoding import encode
 from cutlass_aot.schema.requests.request import Request
@@ -59,7 +59,7 @@ _Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 def begin(plan: Mapping[str, Any]) -> None:
     """Record the requests of this process and of its forks; :func:`plan_of` makes the plan."""
     if os.getppid() == plan["builder"]:
-        _end_with_parent()
+        end_with_parent()
     profile = from_plain(DeviceProfile, plan["device"], "the device profile of the plan")
     pretend_gpu.install(profile, plan["target"], fake_tensors=bool(plan["fake_tensors"]))
     recorder = Recorder(
@@ -201,6 +201,7 @@ class Recorder:
         path = self.folder / request.digest
         status = 1
         try:
+            end_with_parent()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             with path.with_suffix(".log").open("wb", buffering=0) as log:
                 os.dup2(log.fileno(), 1)
@@ -289,12 +290,6 @@ def _note_what_is_read(recorder: Recorder) -> None:
                 recorder.read.add(path)
 
     sys.addaudithook(hear)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel kill this process when the builder ends, even by a crash."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _watch_the_end(recorder: Recorder) -> None:

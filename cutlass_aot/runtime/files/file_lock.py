@@ -1,8 +1,7 @@
 """Locks held at most as long as a process lives. They save work, and correctness does not depend on them.
 
-The package ``filelock`` does not fit here. Where a file system has no ``flock``, it falls back to a lock that
-is just a file, which stays behind when its owner is killed and would block everybody for ever; here nothing
-is locked then. Its import also takes too long for the first use of a kernel or a store.
+Where a file system has no ``flock``, nothing is locked. A lock that is just a file, to which the package
+``filelock`` falls back, stays behind when its owner is killed, and would block everybody for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import os
 from pathlib import Path
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
-_HELD = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
+# Network file systems lock only what can be written.
+_HELD = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EBADF})
 
 
 class Lock:
@@ -22,8 +22,8 @@ class Lock:
 
     Args:
         path: the file; a symbolic link is refused.
-        shared: whether several users lock it. Then any user may open the file, and one that cannot be opened
-            counts as held by another user.
+        shared: whether several users lock it. Then the umask says who may open the file, one that can only be
+            read will do, and one that cannot be opened counts as held by another user.
 
     Attributes:
         supported: False once the file system turned out to have no locks.
@@ -50,7 +50,11 @@ class Lock:
             except PermissionError:
                 if not self._shared or not self.path.exists():
                     raise
-                return False
+                try:
+                    # What a killed process of another user left can be locked all the same.
+                    self._descriptor = os.open(self.path, flags & ~(os.O_RDWR | os.O_CREAT) | os.O_RDONLY)
+                except OSError:
+                    return False
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,12 +32,15 @@ LIMIT_VARIABLE = "CUTLASS_AOT_CACHE_BYTES"
 DEFAULT_LIMIT = 4 << 30
 
 LOCK_SECONDS = 60.0
-"""How long to wait for another process to unpack, which takes milliseconds."""
+"""How long to wait for another process to unpack, which takes milliseconds. A process waits in vain once."""
 
 _POLL_SECONDS = 0.002
 _STALE_SECONDS = 3600.0
 _MOST_DIGITS = 18
+_NEW = re.compile(r"\.new-[0-9a-f]{32}")
 _told: set[str] = set()
+_held_up: set[Path] = set()
+"""Directories whose locks were not given back in time: this process keeps nothing there any more."""
 
 
 def limit() -> int:
@@ -79,7 +83,7 @@ def state() -> State:
         problem = f"{existing} is not a directory"
     elif not os.access(existing, os.W_OK | os.X_OK):
         problem = f"{existing} can only be read" if existing == folder else f"{existing} cannot be written"
-    return State(folder, sum(size for _, size, _ in _files(folder)), limit(), problem)
+    return State(folder, sum(item.size for item in _files(folder)), limit(), problem)
 
 
 def read(
@@ -97,7 +101,7 @@ def read(
             passed on.
     """
     folder = directory()
-    if folder is None:
+    if folder is None or folder in _held_up:
         return None
     path = path_of(folder, name)
     try:
@@ -167,15 +171,22 @@ def _make_directory(folder: Path) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of an unpacked file, whose directory is created if it has to be.
 
-    The lock only saves work: a process that does not get it goes on, and unpacks too.
+    The lock only saves work. Whoever holds it for long may be another user, who does so for every file: then
+    the directory cannot be used.
     """
-    _make_directory(path.parent)
-    lock = Lock(path.parent / f".{path.name[:16]}.lock", shared=False)
+    folder = path.parent
+    _make_directory(folder)
+    lock = Lock(folder / f".{path.name[:16]}.lock", shared=False)
     deadline = time.monotonic() + LOCK_SECONDS
     try:
         try:
             # Polled: with a blocking lock, a process that is stopped would block all others for ever.
-            while not lock.try_acquire() and time.monotonic() <= deadline:
+            while not lock.try_acquire():
+                if time.monotonic() > deadline:
+                    _held_up.add(folder)
+                if folder in _held_up:
+                    held = f"another process has held {lock.path.name} for {LOCK_SECONDS:g} s"
+                    raise OSError(errno.ETIMEDOUT, held)
                 time.sleep(_POLL_SECONDS)
         except OSError as error:
             raise DirectoryUnusable(error) from None
@@ -214,35 +225,62 @@ def _write(path: Path, unpack: Callable[[], Iterable[bytes]], most: int | None) 
 
 
 def _make_room(path: Path, size: int, most: int | None) -> None:
-    """Remove leftovers of killed processes, then the least recently used files, until ``size`` bytes fit."""
+    """Remove leftovers of killed processes, then the least recently used files, until ``size`` bytes fit.
+
+    Only files of this user are removed, in a directory of this user; where they do not suffice, the directory
+    cannot be used.
+    """
+    folder, user = path.parent, os.geteuid()
+    status = _status(folder)
+    is_own = status is not None and status.st_uid == user
     now = time.time()
-    for left in path.parent.glob(".new-*"):
+    for left in folder.glob(".new-*") if is_own else ():
         with suppress(OSError):
-            if now - left.lstat().st_mtime > _STALE_SECONDS:
+            status = left.lstat()
+            made = _NEW.fullmatch(left.name) and stat.S_ISREG(status.st_mode) and status.st_uid == user
+            if made and now - status.st_mtime > _STALE_SECONDS:
                 left.unlink()
     if most is None:
         return
     # The file that it replaces needs no room.
-    others = [item for item in _files(path.parent) if item[2] != str(path)]
-    excess = sum(item[1] for item in others) + size - most
-    for _, taken, name in sorted(others):
+    others = [item for item in _files(folder) if item.path != str(path)]
+    excess = sum(item.size for item in others) + size - most
+    kept = 0
+    for item in sorted(others):
         if excess <= 0:
-            break
-        # A process that has it open can still read it.
-        with suppress(OSError):
-            Path(name).unlink()
-            excess -= taken
+            return
+        try:
+            if not is_own or item.user != user:
+                raise PermissionError
+            # A process that has it open can still read it.
+            Path(item.path).unlink()
+            excess -= item.size
+        except OSError:
+            kept += item.size
+    if excess > 0 and kept:
+        raise DirectoryUnusable(
+            OSError(errno.EDQUOT, f"it holds {kept} bytes that are not this process's to remove")
+        )
 
 
-def _files(folder: Path) -> list[tuple[float, int, str]]:
-    """Time of last use, size and path of every unpacked file."""
+class _File(NamedTuple):
+    """An unpacked file: when it was last used, its size in bytes, and whose it is."""
+
+    used: float
+    size: int
+    path: str
+    user: int
+
+
+def _files(folder: Path) -> list[_File]:
+    """Every unpacked file."""
     files = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                if is_unpacked(entry.name):
+                if is_unpacked(entry.name) and entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
-                    files.append((status.st_mtime, status.st_size, entry.path))
+                    files.append(_File(status.st_mtime, status.st_size, entry.path, status.st_uid))
     return files
 
 

@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlass_aot.errors import CorruptFile
+from cutlass_aot.errors import CorruptFile, StoreError
 from cutlass_aot.runtime.files.file_lock import Lock
+from cutlass_aot.runtime.files.regular_file import kind_of, open_regular
 from cutlass_aot.store.build_state import BUILD_STATE
-from cutlass_aot.store.files import entries, read, reported, tree
+from cutlass_aot.store.files import entries, is_there, make_folder, obstacle, read, reported, tree
 from cutlass_aot.store.layout import (
     BLOBS,
     DAMAGED,
@@ -81,6 +82,8 @@ def collect(
         with reported("collect", store.root):
             now = _time(store.root)
             return list(_Collection(store, None, now, days * _DAY, grace).run())
+    with reported("write", store.root):
+        make_folder(store.root, parent)
     with workspace(parent, tidy=False) as own:
         return list(_Collection(store, own, own.began, days * _DAY, grace).run())
 
@@ -120,10 +123,24 @@ class _Collection:
     def run(self) -> Iterator[Removed]:
         kept = {reference for references in roots(self._store).values() for reference in references}
         with reported("collect", self._store.root):
+            self._require_records()
             yield from self._records(kept)
             yield from self._blobs()
             yield from self._logs()
             yield from self._leftovers()
+
+    def _require_records(self) -> None:
+        """Stop where something else stands for a directory of records: a link to a disk that is away, say."""
+        root = self._store.root
+        kinds = [Path(kind.path) for kind in entries(root / RECORDS) if not kind.name.startswith(".")]
+        inner = [Path(entry.path) for kind in kinds for entry in entries(kind)]
+        for folder in (root / RECORDS, *kinds, *(path for path in inner if not path.name.startswith("."))):
+            found = obstacle(root, folder / "any")
+            if found is not None:
+                raise StoreError(
+                    f"{found[0]} is {kind_of(found[1].st_mode)}, expected a directory of records: what blobs "
+                    "they need is not known; `cutlass-aot store check` sets it aside"
+                )
 
     def _records(self, kept: set[Reference]) -> Iterator[Removed]:
         condemned = []
@@ -152,7 +169,7 @@ class _Collection:
         for entry in tree(self._store.root / LOGS):
             record = self._store.record_path("failure", entry.name.removesuffix(".txt"))
             path = Path(entry.path)
-            known = record not in self._condemned and record.is_file()
+            known = record not in self._condemned and is_there(record)
             if not entry.name.startswith(".") and not known and not self._is_recent(path):
                 yield from self._remove("log", path)
 
@@ -164,7 +181,7 @@ class _Collection:
             yield from self._remove("damaged", Path(entry.path))
         for entry in entries(root / BUILD_STATE):
             path = Path(entry.path)
-            if not entry.name.startswith(".") and entry.is_file() and not self._is_recent(path):
+            if not entry.name.startswith(".") and is_there(path) and not self._is_recent(path):
                 yield from self._remove("build state", path)
         kinds = [Path(kind.path) for kind in entries(root / RECORDS)]
         found = [*entries(root), *entries(root / ROOTS), *entries(root / BUILD_STATE)]
@@ -175,7 +192,7 @@ class _Collection:
                 yield from self._remove("temporary", path)
         for entry in entries(root / LOCKS):
             path = Path(entry.path)
-            if self._own is not None and _modified(path) < self._grace:
+            if self._own is not None and is_there(path) and _modified(path) < self._grace:
                 lock = Lock(path)
                 with contextlib.suppress(FileNotFoundError):
                     if lock.try_acquire(create=False):
@@ -206,7 +223,7 @@ class _Collection:
         except FileNotFoundError:
             return None
         # Opened, so that a network file system asks its server.
-        with aside.open("rb") as file:
+        with os.fdopen(open_regular(aside), "rb") as file:
             touched = os.fstat(file.fileno()).st_mtime >= self._horizon
         if touched:
             aside.replace(path)
@@ -242,6 +259,6 @@ class _Collection:
 def _modified(path: Path) -> float:
     """When a file was last changed or used; one that is gone counts as new."""
     try:
-        return path.stat().st_mtime
+        return path.lstat().st_mtime
     except FileNotFoundError:
         return float("inf")

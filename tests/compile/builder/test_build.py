@@ -20,6 +20,7 @@ from cutlass_aot.store.store import Store
 from tests.support.paths import REPOSITORY
 from tests.support.verifying import verify_path
 from tools.check.instructions import disassemble
+from tools.torture.other_files import KINDS, put
 
 pytestmark = pytest.mark.compile
 
@@ -111,6 +112,47 @@ def test_a_damaged_object_is_built_again(built, store, tmp_path):
     result = command("build", SMOKE, "--store", store, "--out", tmp_path / "out")
     assert "1 compiled, written" in result.stdout, result.stderr
     assert contents(tmp_path / "out" / "smoke") == contents(built / "out" / "smoke")
+
+
+@pytest.mark.parametrize("share", [(), ("--shard", "1/2")])
+def test_an_output_that_cannot_be_written_is_found_before_anything_compiles(tmp_path, share):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    result = command("build", SMOKE, "--store", tmp_path / "store", "--out", out, *share)
+    assert result.returncode == 1, result.stderr
+    assert re.search("cannot write the bundle|cannot be written", result.stderr)
+    assert "Not a directory" in result.stderr
+    assert not (tmp_path / "store" / "records").exists()
+
+
+def test_an_output_that_becomes_unwritable_is_found_before_anything_compiles(built, store, tmp_path):
+    shutil.copytree(built / "out", tmp_path / "out")
+    (tmp_path / "out" / "smoke" / "notes.txt").touch()
+    shutil.rmtree(store / "records")
+    result = command("build", SMOKE, "--store", store, "--out", tmp_path / "out")
+    assert result.returncode == 1, result.stderr
+    assert "notes.txt" in result.stderr
+    assert not (store / "records" / "kernel").exists()
+
+
+def test_a_build_leaves_nothing_beside_its_bundle(built):
+    assert [path.name for path in (built / "out").iterdir()] == ["smoke"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_build_waits_for_nothing_and_repairs_everything(built, store, tmp_path, kind):
+    """Something else stands for a file of each kind; the up-to-date check meets one in the bundle."""
+    out = shutil.copytree(built / "out", tmp_path / "out")
+    assert command("build", SMOKE, "--store", store, "--out", out).returncode == 0
+    put(kind, out / "smoke" / "catalog.msgpack")
+    for name in ("blobs/sha256", "records/kernel", "records/library", "records/plan", "records/bundle"):
+        put(kind, min((store / name).glob("*/*")))
+    for name in ("durations", "locks", "roots/smoke"):
+        put(kind, store / name)
+    result = command("build", SMOKE, "--store", store, "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert contents(out / "smoke") == contents(built / "out" / "smoke")
+    assert command("verify", store).returncode == 0
 
 
 def test_blackwell_code_uses_its_tensor_cores(built):

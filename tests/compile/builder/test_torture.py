@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import stat
 import subprocess
 import sys
 
 import pytest
 
 from tools.torture import damage
+from tools.torture.other_files import remove
 
 
 @pytest.mark.compile
@@ -64,22 +66,38 @@ def test_damage_that_nobody_did_is_not_explained(store):
 
 
 def test_whatever_is_damaged_is_remembered_and_the_same_seed_does_the_same(store):
+    def look():
+        """What stands in the places of the store's files; of regular ones, what is in them."""
+        modes = {path: path.lstat().st_mode for path in before}
+        return {path: path.read_bytes() if stat.S_ISREG(mode) else mode for path, mode in modes.items()}
+
+    def restore():
+        for path, data in before.items():
+            remove(path)
+            path.write_bytes(data)
+
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
-    for seed in range(40):
+    kinds = set()
+    for seed in range(80):
         damager = damage.Damager(store, random.Random(seed))
         damager.damage(damager.files(), 2)
-        now = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
-        changed = {path for path in before if now.get(path) != before[path]}
+        for path in before:
+            if not path.exists() and not path.is_symlink():
+                path.write_bytes(b"removed")
+        now = look()
+        changed = {path for path in before if now[path] != before[path]}
         assert changed <= {store / name for name in damager.touched}
         assert changed
-        assert set(now) <= set(before)
-        for path, data in before.items():
-            path.write_bytes(data)
+        kinds |= set(damager.counts)
+        restore()
         again = damage.Damager(store, random.Random(seed))
         again.damage(again.files(), 2)
-        assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == now
-        for path, data in before.items():
-            path.write_bytes(data)
+        for path in before:
+            if not path.exists() and not path.is_symlink():
+                path.write_bytes(b"removed")
+        assert look() == now
+        restore()
+    assert kinds == set(damage.KINDS)
 
 
 def test_dates_are_no_damage(store):

@@ -185,7 +185,7 @@ def test_a_machine_without_room_fails_kernels_and_refuses_nothing(machine, monke
     def no_folder(*_arguments, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dask_worker.tempfile, "TemporaryDirectory", no_folder)
+    monkeypatch.setattr(dask_worker, "temporary_folder", no_folder)
     request = machine.request(remote=f"file://{machine.folder}/remote")
     answer = machine.ask(request, compile=replace(request.compile, object="/nowhere/x.o"))
     assert answer.machine

@@ -361,15 +361,18 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path):
         list(pool.run([Job("x", None)]))
 
 
-def test_workers_end_when_the_builder_is_killed(tmp_path):
+@pytest.mark.parametrize("stopped", [False, True])
+def test_workers_end_when_the_builder_is_killed(tmp_path, stopped):
+    """Also those that are stopped, which see no channel close."""
     code = (
-        "import sys, pathlib\n"
+        "import sys, pathlib, time\n"
         f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
         "from cutlass_aot.builder.compile.pool import Pool\n"
         "from tests.unit.builder.test_pool import job\n"
         "pool = Pool(1, ('tests.support.misbehaving',))\n"
         "worker = pool._new_worker()\n"
         f"pool._start(worker, job('hang', pathlib.Path({str(tmp_path)!r})))\n"
+        "while not worker.log.exists(): time.sleep(0.01)\n"
         "print(worker.pid, pool._fork_server.process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -378,6 +381,8 @@ def test_workers_end_when_the_builder_is_killed(tmp_path):
     ) as builder:
         assert builder.stdout is not None
         worker, fork_server = (int(word) for word in builder.stdout.readline().split())
+        for pid in (builder.pid, fork_server, worker) if stopped else ():
+            os.kill(pid, signal.SIGSTOP)
         builder.kill()
     _wait_until_gone(fork_server)
     _wait_until_gone(worker)

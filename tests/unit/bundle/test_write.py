@@ -9,7 +9,7 @@ import resource
 import shutil
 import signal
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,11 @@ from cutlass_aot.bundle import files, write
 from cutlass_aot.bundle import replace as replacing
 from cutlass_aot.bundle.files import exchange, manifest_to_bytes
 from cutlass_aot.bundle.plan import BundlePlan
+from cutlass_aot.bundle.replace import check_output
 from cutlass_aot.bundle.verify.directory import verify_bundle
 from cutlass_aot.bundle.write import bundle_is, write_bundle
 from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.runtime.files.file_lock import Lock
 from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, FileReference
 from cutlass_aot.schema.bundles.group_index import group_from_bytes
@@ -59,8 +61,8 @@ def out(tmp_path):
 
 
 def left_behind(out):
-    """Whatever is beside the bundle but its lock, which stays."""
-    return [path.name for path in out.parent.iterdir() if path.name not in (out.name, f".{out.name}.lock")]
+    """Whatever is beside the bundle."""
+    return [path.name for path in out.parent.iterdir() if path.name != out.name]
 
 
 def without_exchange(monkeypatch):
@@ -533,15 +535,68 @@ def test_what_cannot_be_exchanged_says_so(tmp_path):
 def test_a_writer_that_waited_looks_again(small, tmp_path, out, monkeypatch):
     write_bundle(small, tmp_path / "elsewhere")
 
-    @contextmanager
-    def after_another_writer(path):
-        assert path == out.parent / f".{out.name}.lock"
-        shutil.copytree(tmp_path / "elsewhere", out)
-        yield
+    original, tried = replacing.Lock.try_acquire, []
 
-    monkeypatch.setattr(replacing.filelock, "FileLock", after_another_writer)
+    def after_another_writer(self):
+        assert self.path == out.parent / f".{out.name}.lock"
+        tried.append(self.path)
+        if len(tried) < 3:
+            return False
+        shutil.copytree(tmp_path / "elsewhere", out)
+        return original(self)
+
+    monkeypatch.setattr(replacing.Lock, "try_acquire", after_another_writer)
     assert not write_bundle(small, out)
     assert verify_bundle(out) == []
+    assert left_behind(out) == []
+
+
+def test_a_writer_does_not_wait_for_ever(small, out, monkeypatch):
+    monkeypatch.setattr(replacing, "WAIT_SECONDS", 0.2)
+    out.parent.mkdir()
+    other = Lock(out.parent / ".small.lock")
+    assert other.try_acquire()
+    with pytest.raises(BundleError, match="another process has been writing"):
+        write_bundle(small, out)
+    other.release()
+    assert write_bundle(small, out).written
+
+
+def test_a_lock_that_a_killed_writer_left_goes_too(small, out):
+    out.parent.mkdir()
+    (out.parent / ".small.lock").touch()
+    assert write_bundle(small, out).written
+    assert left_behind(out) == []
+
+
+def test_where_there_are_no_locks_nobody_s_staging_is_removed(small, out, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", none)
+    other = out.parent / ".small.staging-abcdefgh"
+    other.mkdir(parents=True)
+    assert write_bundle(small, out).written
+    assert other.is_dir()
+
+
+@pytest.mark.parametrize("place", ["a file", "a link that leads nowhere", "/proc"])
+def test_an_output_that_cannot_be_written_is_found_without_writing(tmp_path, place):
+    parent = tmp_path / "parent"
+    if place == "a file":
+        parent.touch()
+    elif place == "/proc":
+        parent = Path("/proc/self")
+    else:
+        parent.symlink_to(tmp_path / "gone" / "far")
+        (tmp_path / "gone").touch()
+    with pytest.raises(BundleError, match="cannot write the bundle"):
+        check_output(parent / "deep" / "small")
+
+
+def test_looking_whether_an_output_can_be_written_leaves_nothing(tmp_path):
+    check_output(tmp_path / "not" / "there" / "small")
+    assert list(tmp_path.iterdir()) == []
 
 
 def write_often(folder, out, exchanges, rounds):
@@ -633,7 +688,7 @@ def test_a_killed_writer_leaves_a_bundle_and_the_next_one_clears_up(small, tmp_p
     writer.start()
     writer.join()
     assert writer.exitcode == -signal.SIGKILL
-    assert len(left_behind(out)) == 1
+    assert [name.rpartition("-")[0] for name in sorted(left_behind(out))] == ["", ".small.staging"]
     if at != "moved aside":
         assert verify_bundle(out) == []
     else:

@@ -39,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(code_cache.DIRECTORY_VARIABLE, str(tmp_path / "shared"))
     monkeypatch.delenv(unpacking.LIMIT_VARIABLE, raising=False)
     monkeypatch.setattr(unpacking, "_told", set())
+    monkeypatch.setattr(unpacking, "_held_up", set())
     return tmp_path / "shared"
 
 
@@ -296,15 +297,47 @@ def test_an_impossible_limit_is_said(
 
 def test_what_a_killed_process_left_goes(code: Callable[[], Code], folder: Path) -> None:
     folder.mkdir()
-    left, fresh = folder / ".new-left", folder / ".new-fresh"
-    left.write_bytes(b"half")
-    fresh.write_bytes(b"half")
-    os.utime(left, (1, 1))
-    (folder / "mine").write_bytes(b"not ours")
+    left, fresh, other = (folder / f".new-{name}" for name in ("ab" * 16, "cd" * 16, "folder-of-a-tool"))
+    for path in (left, fresh, other, folder / "mine"):
+        path.write_bytes(b"half")
+    for path in (left, other):
+        os.utime(path, (1, 1))
     code().read(SPANS[0])
     assert not left.exists()
     assert fresh.exists()
+    assert other.exists()
     assert (folder / "mine").exists()
+
+
+@pytest.mark.parametrize("whose", ["directory", "files"])
+def test_nothing_of_others_is_removed(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    whose: str,
+) -> None:
+    """Where what others have leaves no room, code is in memory."""
+    if os.geteuid() != 0:
+        pytest.skip("only the superuser makes files of others")
+    size = sum(map(len, PARTS))
+    monkeypatch.setenv(unpacking.LIMIT_VARIABLE, str(2 * size))
+    references = [packed(tmp_path / "bundle", str(n), b"".join(PARTS) + bytes([n])) for n in range(3)]
+    assert Code(tmp_path / "bundle", references[0]).read(SPANS[0]) == PARTS[0]
+    theirs = folder / f".new-{'ab' * 16}"
+    theirs.write_bytes(b"half")
+    os.utime(theirs, (1, 1))
+    for path in (folder,) if whose == "directory" else (*kept(folder), theirs):
+        os.chown(path, 12345, -1)
+    before = kept(folder)
+    last = Code(tmp_path / "bundle", references[1])
+    with caplog.at_level(logging.WARNING, "cutlass_aot"):
+        assert last.read(SPANS[0]) == PARTS[0]
+    assert last.kept is None
+    assert "not this process's to remove" in caplog.text
+    assert kept(folder) == before
+    assert theirs.exists()
+    assert list(folder.glob(".new-*")) == [theirs]
 
 
 def test_locks_that_do_not_work_are_done_without(
@@ -318,21 +351,46 @@ def test_locks_that_do_not_work_are_done_without(
     assert len(kept(folder)) == 1
 
 
-def test_a_process_that_was_stopped_holds_nobody_up_for_ever(
-    code: Callable[[], Code], monkeypatch: pytest.MonkeyPatch, folder: Path
+def test_whoever_holds_all_locks_holds_a_process_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(unpacking, "LOCK_SECONDS", 0.05)
-    waiting = code()
+    """A process that was stopped, or another user who may write there."""
+    monkeypatch.setattr(unpacking, "LOCK_SECONDS", 0.5)
+    references = [packed(tmp_path / "bundle", str(n), b"".join(PARTS) + bytes([n])) for n in range(8)]
     folder.mkdir()
-    held = os.open(folder / f".{waiting._reference.sha256[:16]}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    held = []
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        for reference in references[1:]:
+            held.append(os.open(folder / f".{reference.sha256[:16]}.lock", os.O_RDWR | os.O_CREAT, 0o600))
+            fcntl.flock(held[-1], fcntl.LOCK_EX)
+        assert Code(tmp_path / "bundle", references[0]).read(SPANS[0]) == PARTS[0]
         start = time.monotonic()
-        assert waiting.read(SPANS[0]) == PARTS[0]
-        assert time.monotonic() - start >= 0.05
+        with caplog.at_level(logging.WARNING, "cutlass_aot"):
+            for reference in references[1:]:
+                assert Code(tmp_path / "bundle", reference).read(SPANS[0]) == PARTS[0]
+        assert 0.5 <= time.monotonic() - start < 1
+        assert caplog.text.count("another process has held") == 1
+        with pytest.raises(BundleError, match="another process has held"):
+            Code(tmp_path / "bundle", references[1]).fill(folder, SPANS, None)
+        # What is there is read.
+        assert Code(tmp_path / "bundle", references[0]).read(SPANS[1]) == PARTS[1]
     finally:
-        os.close(held)
+        for descriptor in held:
+            os.close(descriptor)
     assert len(kept(folder)) == 1
+
+
+def test_threads_that_wait_for_different_locks_wait_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr(unpacking, "LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(unpacking.Lock, "try_acquire", lambda self: False)
+    references = [packed(tmp_path / "bundle", str(n), b"".join(PARTS) + bytes([n])) for n in range(8)]
+    start = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        read = [pool.submit(Code(tmp_path / "bundle", item).read, SPANS[0]) for item in references]
+        assert [future.result() for future in read] == [PARTS[0]] * len(references)
+    assert time.monotonic() - start < 1
 
 
 def test_a_lock_that_is_a_link_is_not_followed(

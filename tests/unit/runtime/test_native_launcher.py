@@ -177,6 +177,24 @@ def test_another_rank_is_left_to_the_kernel(native: Native, rank: int) -> None:
     assert [item.value for item in found] == [ctypes.addressof(item.struct) for item in given]
 
 
+@pytest.mark.parametrize("rank", [-1, -2, -(2**31)])
+@pytest.mark.parametrize("which", [0, 3])
+def test_a_rank_below_0_is_refused(native: Native, rank: int, which: int) -> None:
+    """Of an operand, and of scale factors."""
+    given = given_scaled(scaled())
+    given[which].struct.ndim = rank
+    message = native.refused(native.launch(SCALED), *given)
+    assert message == f"ValueError: argument #{which}: expected a rank of 0 or more, got {rank}"
+
+
+@pytest.mark.parametrize("rank", [-1, -(2**31)])
+def test_no_matrix_is_made_of_a_rank_below_0(native: Native, rank: int) -> None:
+    linear = native.make("linear", native.dispatch_cache())
+    given = tensors(*product())
+    given[0].struct.ndim = rank
+    assert linear(*given) is False
+
+
 def test_errors_and_results_of_the_kernel_come_back(native: Native) -> None:
     with pytest.raises(Refused, match=r"^ValueError: Mismatched type on argument #1, expected f16$"):
         native.launch(GEMM, "fail")(*tensors(*product()))
@@ -578,12 +596,15 @@ def test_too_few_and_too_many_arguments(native: Native) -> None:
         ([1, 3, 0, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
         ([1, 3, 4, 8, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
         ([1, 3, 1, 0, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 2**31, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
+        ([1, 3, 1, 2**63 - 1, 16, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
         ([1, 3, 1, 8, 0, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
         ([1, 3, 1, 8, 65, 2, 2, 0, 0, 0], "ValueError: impossible operand"),
         ([1, 1, 1, 1, 8, 2, 8, 1, 1, 32], "ValueError: impossible operand"),
         ([1, 1, 1, 1, 8, 2, 8, -1, 1, 32], "ValueError: impossible operand"),
         ([1, 1, 1, 1, 8, 2, 8, 0, 0, 32], "ValueError: impossible operand"),
         ([1, 1, 1, 1, 8, 2, 8, 0, 1, 0], "ValueError: impossible operand"),
+        ([1, 1, 1, 1, 8, 2, 8, 0, 1, 2**63 - 1], "ValueError: impossible operand"),
     ],
 )
 def test_a_launch_function_that_cannot_be_made(native: Native, numbers: list[Any], error: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -140,16 +141,16 @@ def test_stray_directories_stop_nothing(store):
 @pytest.mark.parametrize("folder", ["records", "build_state", "durations"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
 def test_what_cannot_be_read_from_here_is_no_damage(store, monkeypatch, folder, number):
-    original = type(store.root).open
+    original = os.open
 
-    def fails(self, *arguments, **options):
-        if self.is_relative_to(store.root / folder):
+    def fails(path, *arguments, **options):
+        if Path(path).is_relative_to(store.root / folder):
             raise OSError(number, os.strerror(number))
-        return original(self, *arguments, **options)
+        return original(path, *arguments, **options)
 
     before = files(store)
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.open", fails)
+        patch.setattr("os.open", fails)
         with pytest.raises(StoreError, match=os.strerror(number)):
             found(store, repair=True)
     assert files(store) == before
@@ -215,14 +216,14 @@ def test_what_a_newer_release_wrote_is_named_and_kept(store):
 
 def test_a_blob_that_the_disk_does_not_give_is_damaged(store, monkeypatch):
     victim = store.blob_path(digest(DATA))
-    original = type(victim).open
+    original = os.open
 
-    def fails(self, *arguments, **options):
-        if self == victim:
+    def fails(path, *arguments, **options):
+        if path == victim:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return original(self, *arguments, **options)
+        return original(path, *arguments, **options)
 
-    monkeypatch.setattr("pathlib.Path.open", fails)
+    monkeypatch.setattr("os.open", fails)
     problems = found(store, repair=True)
     assert problems[str(victim.relative_to(store.root))] == "it cannot be read (Input/output error)"
     assert not victim.exists()

@@ -190,6 +190,24 @@ def test_a_lock_that_may_not_be_opened_is_held(store, monkeypatch, number):
         store.try_lock(KEY)
 
 
+def test_a_lock_that_another_user_has_left_is_taken_if_it_may_be_read(store, monkeypatch):
+    path = store.root / "locks" / f"{KEY}.lock"
+    path.parent.mkdir()
+    path.touch()
+    original = os.open
+
+    def closed_to_writing(path, flags, *arguments, **options):
+        if str(path).endswith(".lock") and flags & os.O_RDWR and os.path.exists(path):  # noqa: PTH110
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return original(path, flags, *arguments, **options)
+
+    monkeypatch.setattr("os.open", closed_to_writing)
+    assert store.try_lock(KEY)
+    assert not Store(store.root).try_lock(KEY)
+    store.unlock(KEY)
+    assert not path.exists()
+
+
 def test_a_workspace_goes_whatever_happens(store):
     def interrupted():
         with store.workspace() as path:
