@@ -121,7 +121,7 @@ static void any_tensor(struct random *random, DLTensor *tensor, int rank) {
   int64_t compact = 1;
   int regular = one_in(random, 2);
   for (size_t mode = modes; mode-- > 0;) {
-    tensor->shape[mode] = regular ? 1 + below(random, 9) : small_number(random);
+    tensor->shape[mode] = one_in(random, 16) ? 0 : regular ? 1 + below(random, 9) : small_number(random);
     if (tensor->strides) tensor->strides[mode] = regular ? compact : small_number(random);
     compact *= regular ? tensor->shape[mode] : 1;
   }
@@ -175,8 +175,10 @@ static int look(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny
 
 #define OPERAND 9
 static void call_launcher(struct random *random) {
-  TVMFFIAny numbers[1 + 17 * OPERAND];
-  int operands = 1 + below(random, one_in(random, 16) ? 17 : 4), ranks[MOST], count = 1 + operands * OPERAND - one_in(random, 64);
+  TVMFFIAny numbers[1 + 34 * OPERAND];
+  int operands = 1 + below(random, one_in(random, 16) ? 17 : 4), ranks[MOST];
+  int relations = one_in(random, 2) ? 0 : below(random, one_in(random, 16) ? 18 : 4);
+  int count = 1 + (operands + relations) * OPERAND - one_in(random, 64);
   for (int position = 0; position < MOST; position++) ranks[position] = 1;
   for (int index = 0; index < count; index++) numbers[index] = (TVMFFIAny){.type_index = kTVMFFIInt};
   numbers[0].v_int64 = one_in(random, 64) ? 0 : (int64_t)(uintptr_t)look;
@@ -190,6 +192,19 @@ static void call_launcher(struct random *random) {
     ranks[operand] = values[0] < 0 || values[0] > 12 ? rank : (int)values[0];
     for (int index = 0; index < OPERAND; index++)
       if (1 + operand * OPERAND + index < count) numbers[1 + operand * OPERAND + index].v_int64 = values[index];
+  }
+  for (int relation = operands; relation < operands + relations; relation++) {
+    int64_t values[OPERAND] = {-1};
+    for (int place = 1; place < OPERAND; place += 4) {
+      int operand = below(random, operands);
+      values[place] = operand;
+      values[place + 1] = ranks[operand] > 0 ? 1 + below(random, ranks[operand]) : 1;
+      values[place + 2] = 1 + below(random, 3);
+      values[place + 3] = below(random, 3) - 1;
+    }
+    if (one_in(random, 8)) values[1 + below(random, OPERAND - 1)] = any_number(random);
+    for (int index = 0; index < OPERAND; index++)
+      if (1 + relation * OPERAND + index < count) numbers[1 + relation * OPERAND + index].v_int64 = values[index];
   }
   struct function *launch = make(__tvm_ffi_cutlass_aot_launcher, numbers, count);
   if (!launch) return;
