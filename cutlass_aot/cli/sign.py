@@ -55,7 +55,16 @@ signer_options = together(
 
 def terms_of(sequence: int, expires: datetime | None) -> Terms:
     """The terms that the ``signer_options`` name."""
-    return Terms(sequence, f"{expires:%Y-%m-%d}" if expires else "")
+    if expires is None:
+        return Terms(sequence)
+    from cutlass_aot.runtime.files.signatures import today
+
+    day = expires.date().isoformat()
+    if day < today():
+        raise click.UsageError(
+            f"--expires: {day} is past, and such a signature counts nowhere: name a later day"
+        )
+    return Terms(sequence, day)
 
 
 def signer_of(

@@ -58,8 +58,10 @@ def publish(data: bytes, path: Path, *, store: Path | None = None, sync: bool = 
         try:
             _publish(data, path, sync)
         except OSError:
-            if store is None or not clear(store, path):
+            if store is None:
                 raise
+            # Again even if nothing is in the way now: another builder may have set it aside.
+            clear(store, path)
             _publish(data, path, sync)
 
 
@@ -83,8 +85,7 @@ def make_folder(store: Path, path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError:
-        if not clear(store, path / NEW):
-            raise
+        clear(store, path / NEW)
         path.mkdir(parents=True, exist_ok=True)
 
 

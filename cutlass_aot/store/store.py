@@ -247,10 +247,13 @@ class Store:
                 if lock.try_acquire():
                     return True
             except OSError:
-                if not clear(self.root, path):
+                clear(self.root, path)
+                try:
+                    if lock.try_acquire():
+                        return True
+                except OSError:
+                    del self._locks[key]
                     raise
-                if lock.try_acquire():
-                    return True
             del self._locks[key]
             return False
 
@@ -351,7 +354,7 @@ class Store:
                 path.unlink(missing_ok=True)
             except OSError:
                 if not clear(self.root, path):
-                    raise
+                    path.unlink(missing_ok=True)
 
     def _mark_used(self, path: Path, modified: float) -> bool:
         """Touch a file whose mark of use is long ago, or far in the future; False if it is gone."""

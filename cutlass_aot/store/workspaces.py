@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cutlass_aot.runtime.files.file_lock import Lock
 from cutlass_aot.runtime.files.regular_file import open_regular
+from cutlass_aot.runtime.machine.identity import identity, is_this_machine
 from cutlass_aot.store.files import create, entries, new_path, reported
 from cutlass_aot.store.layout import NEW
 
@@ -47,7 +48,7 @@ def workspace(parent: Path, *, tidy: bool = True) -> Iterator[Workspace]:
         try:
             unnamed.mkdir()
             with os.fdopen(create(owner.path), "wb") as file:
-                file.write(_machine().encode())
+                file.write(identity().encode())
             owner.try_acquire()
             began = owner.path.stat().st_mtime
             unnamed.rename(path)
@@ -101,7 +102,7 @@ def _is_alive(path: Path, now: float) -> bool:
             if not owner.try_acquire(create=False):
                 return True
             owner.release(remove=False)
-            if owner.supported and _is_here(words):
+            if owner.supported and is_this_machine(words):
                 return False
         youngest = _youngest(path)
     except FileNotFoundError:
@@ -116,21 +117,6 @@ def _is_alive(path: Path, now: float) -> bool:
 
 def _is_strange(path: Path) -> bool:
     return not stat.S_ISREG(path.lstat().st_mode)
-
-
-def _machine() -> str:
-    """This machine's name, and an id that changes when it is restarted."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    with contextlib.suppress(OSError):
-        return f"{os.uname().nodename} {boot.read_text(encoding='utf-8').strip()}\n"
-    return f"{os.uname().nodename} -\n"
-
-
-def _is_here(owner: str) -> bool:
-    """Whether an owner is or was on this machine: containers share its boot id, a restart keeps its name."""
-    name, _, boot = _machine().strip().partition(" ")
-    their_name, _, their_boot = owner.strip().partition(" ")
-    return (boot != "-" and boot == their_boot) or name == their_name
 
 
 def _youngest(path: Path) -> float:

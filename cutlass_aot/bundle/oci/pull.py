@@ -16,14 +16,13 @@ from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace
 from cutlass_aot.bundle.verify.directory import in_short, look_at_bundle
 from cutlass_aot.errors import CorruptFile, CutlassAotError, RegistryError, RegistryNameError, UntrustedBundle
 from cutlass_aot.runtime.files import trust
-from cutlass_aot.runtime.files.verified_read import catalog_of, manifest_bytes, parse_manifest
+from cutlass_aot.runtime.files.verified_read import manifest_bytes, parse_manifest
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, FileReference
 from cutlass_aot.schema.bundles.signature import MAX_SIGNATURE_FILE, is_signature_path
 from cutlass_aot.schema.encoding import digest
 
 if TYPE_CHECKING:
     from cutlass_aot.bundle.oci.registry import Registry
-    from cutlass_aot.bundle.verify.verified import VerifiedBundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,8 @@ def pull_bundle(
 
     ``keys`` are files of public keys, and directories of them; one of the keys must have signed the bundle.
     Without ``keys``, those apply that a program on this machine would require
-    (:mod:`cutlass_aot.runtime.files.trust`). A bundle of the same name that one of the keys has signed is not
-    replaced by one of a lower sequence, unless ``allow_older``. ``timeout`` and ``login_hosts`` are those of
+    (:mod:`cutlass_aot.runtime.files.trust`). A bundle that one of the keys has signed is not replaced by
+    one of a lower sequence by that key, unless ``allow_older``. ``timeout`` and ``login_hosts`` are those of
     :class:`~cutlass_aot.bundle.oci.registry.Registry`.
     """
     reference = Reference.parse(name)
@@ -152,26 +151,27 @@ class _Pull:
                 f"what was pulled is not a sound bundle: {in_short(findings.problems)}; push one that is"
             )
         if before is not None:
-            self._check_newer(findings.bundle, before)
+            self._check_newer(folder, before)
         if self.contents.config is not None:
             check_config(_read(self.registry, self.contents.config), findings.bundle.catalog)
 
-    def _check_newer(self, pulled: VerifiedBundle, before: Path) -> None:
-        """Refuse a bundle whose sequence is lower than that of the bundle which it would replace."""
+    def _check_newer(self, folder: Path, before: Path) -> None:
+        """Refuse a bundle for which a key has signed a lower sequence than for the one in its place, or none.
+
+        Whatever the names of the two: another bundle by the same signer would else be a way back.
+        """
         try:
-            manifest = manifest_bytes(before)
-            if catalog_of(before, manifest).name != pulled.catalog.name:
-                return
-            last = trust.sequence(before, manifest, self.keys or None)
+            last = trust.sequences(before, manifest_bytes(before), self.keys or None)
         except (OSError, CutlassAotError):
             # What is damaged, or not signed by a key that is required now, says nothing of what is newer.
             return
-        found = trust.sequence(pulled.directory, self.manifest, self.keys or None)
-        if found < last:
-            raise UntrustedBundle(
-                f"bundle {self.reference} has sequence {found}, what is at {before} has {last}: it is older; "
-                "pull a newer one, or give --allow-older to go back"
-            )
+        found = trust.sequences(folder, self.manifest, self.keys or None)
+        for key, sequence in sorted(last.items()):
+            if (new := found.get(key, 0)) < sequence:
+                raise UntrustedBundle(
+                    f"bundle {self.reference} has sequence {new} by key {key}, what is at {before} has "
+                    f"{sequence}: it is older; pull a newer one, or give --allow-older to go back"
+                )
 
     def _check_trust(self, folder: Path) -> None:
         try:

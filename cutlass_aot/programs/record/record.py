@@ -45,7 +45,7 @@ from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
 from cutlass_aot.programs.start.files import note_refusal, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
-from cutlass_aot.programs.start.parent import end_with_parent
+from cutlass_aot.programs.start.parent import end_after, end_with_parent
 from cutlass_aot.schema.codec import from_plain
 from cutlass_aot.schema.encoding import encode
 from cutlass_aot.schema.requests.request import Request
@@ -191,17 +191,20 @@ class Recorder:
         self._wait_for_forks(self.jobs - 1)
         sys.stdout.flush()
         sys.stderr.flush()
+        # The number of this process, which the fork's parent has no more once this one has ended.
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._compile(request, compile, call)
+            self._compile(request, compile, call, parent)
         self._running[pid] = request.digest, time.monotonic() + self.timeout
 
-    def _compile(self, request: Request, compile: Compile, call: _Call) -> None:
+    def _compile(self, request: Request, compile: Compile, call: _Call, parent: int) -> None:
         """Compile in the fork, and end it."""
         path = self.folder / request.digest
         status = 1
         try:
-            end_with_parent()
+            # The program's thread that made the request may end before the program does.
+            end_after(parent)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             with path.with_suffix(".log").open("wb", buffering=0) as log:
                 os.dup2(log.fileno(), 1)

@@ -102,11 +102,11 @@ class PublicKey:
 def why_expired(signature: Signature) -> str:
     """Why a signature is too old to count; ``""`` if it is not."""
     return (
-        f"it was good until {signature.expires}" if signature.expires and _today() > signature.expires else ""
+        f"it was good until {signature.expires}" if signature.expires and today() > signature.expires else ""
     )
 
 
-def _today() -> str:
+def today() -> str:
     """The day in UTC, such as ``2026-11-24``."""
     return time.strftime("%Y-%m-%d", time.gmtime())
 

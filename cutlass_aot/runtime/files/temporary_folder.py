@@ -14,19 +14,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cutlass_aot.runtime.files.file_lock import Lock
+from cutlass_aot.runtime.files.regular_file import open_regular
+from cutlass_aot.runtime.machine.identity import identity, is_this_machine
 
 PREFIX = "cutlass-aot-"
 SETTLED_SECONDS = 60.0
 """A younger directory may not be locked yet: it is left alone."""
 
 _OWNER = ".owner"
+_MAX_OWNER_BYTES = 1 << 10
 
 
 @contextmanager
 def temporary_folder(what: str = "", *, beside: Path | None = None) -> Iterator[Path]:
     """An empty directory that only this user can look into, removed at the end.
 
-    Beside it is a file that is locked as long as this process lives.
+    Beside it is a file that names this machine, and is locked as long as this process lives.
 
     Args:
         what: becomes a part of its path.
@@ -40,6 +43,7 @@ def temporary_folder(what: str = "", *, beside: Path | None = None) -> Iterator[
     try:
         # Where there are no locks the directory is of use all the same.
         with contextlib.suppress(OSError):
+            owner.path.write_text(identity(), encoding="utf-8")
             owner.try_acquire()
         folder = outer / "files"
         folder.mkdir()
@@ -66,6 +70,11 @@ def _remove_if_abandoned(folder: Path) -> None:
         return
     owner = Lock(folder / _OWNER, shared=False)
     # One without the file is of a process that was killed in the middle of making it, or is not ours.
+    with os.fdopen(open_regular(owner.path), "rb") as file:
+        words = file.read(_MAX_OWNER_BYTES).decode("utf-8", "replace")
+    # On some file systems a machine does not see the locks of others.
+    if not is_this_machine(words):
+        return
     if owner.try_acquire(create=False) and owner.supported:
         shutil.rmtree(folder, ignore_errors=True)
     owner.release(remove=False)

@@ -68,7 +68,7 @@ def trust(*keys: str | os.PathLike[str]) -> None:
     """From now on, load only bundles in this process that one of these keys has signed.
 
     Call it before the first bundle is opened: kernels of a bundle can be held and launched even after the
-    bundle itself was dropped. Further calls can only remove keys.
+    bundle itself was dropped. Further calls can only remove keys, and demand more of those that stay.
 
     Args:
         keys: files of public keys in PEM, or directories of which every file ``*.pub`` is one. A directory's
@@ -81,11 +81,15 @@ def trust(*keys: str | os.PathLike[str]) -> None:
         UntrustedBundle: if a bundle was opened that was not checked against these keys. The keys are required
             from then on nevertheless.
     """
+    from cutlass_aot.runtime.files.signatures import merged
+
     named = _read(keys, "cutlass_aot.trust")
     with _process.lock:
-        before = {key.raw for key in _process.trusted}
-        added = [key for key in named if before and key.raw not in before and not key.revoked]
+        earlier = {key.raw: key for key in _process.trusted}
+        added = [key for key in named if earlier and key.raw not in earlier and not key.revoked]
         if not added:
+            # What an earlier call demanded of a key's signatures is still demanded.
+            named = merged([*named, *(earlier[key.raw] for key in named if key.raw in earlier)])
             # Before the check below: directories noted from now on are checked against these.
             _process.trusted = named
         opened = tuple(_process.opened)
@@ -178,16 +182,17 @@ def check(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> tuple[Pu
     return tuple(good.values())
 
 
-def sequence(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> int:
-    """The highest sequence that a required key which is not revoked has signed; 0 without one.
+def sequences(root: Path, manifest: bytes, keys: KeyFiles | None = None) -> dict[str, int]:
+    """The sequence that each required key has signed which is not revoked, by the key's id.
 
-    It may have expired since. Arguments are those of :func:`check`.
+    Keys that have not signed are left out. A signature may have expired since. Arguments are those of
+    :func:`check`.
     """
     from cutlass_aot.runtime.files.signatures import merged, right_signature
 
     named = merged(key for demand in required(keys) for key in demand.keys)
-    found = (right_signature(root, manifest, key) for key in named if not key.revoked)
-    return max((signature.sequence for signature in found if signature), default=0)
+    found = {key.id: right_signature(root, manifest, key) for key in named if not key.revoked}
+    return {key: signature.sequence for key, signature in found.items() if signature}
 
 
 def _read(given: object, by: str) -> tuple[PublicKey, ...]:

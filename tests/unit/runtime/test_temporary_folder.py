@@ -10,10 +10,12 @@ import time
 import pytest
 
 from cutlass_aot.runtime.files.temporary_folder import SETTLED_SECONDS, temporary_folder
+from cutlass_aot.runtime.machine.identity import identity
 
 CODE = """
 import sys
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
+from cutlass_aot.runtime.machine.identity import identity
 with temporary_folder("test") as folder:
     (folder / "inside").write_text("x")
     print(folder, flush=True)
@@ -56,6 +58,19 @@ def test_it_is_empty_private_and_removed(parent):
     assert names(parent) == []
 
 
+def test_what_another_machine_left_is_not_removed(parent):
+    """Its locks may not be seen here, so that it may be in use."""
+    killed = start()
+    killed.kill()
+    killed.communicate()
+    (outer,) = parent.iterdir()
+    (outer / ".owner").write_text("elsewhere 01234567-89ab-cdef-0123-456789abcdef\n")
+    settle(parent)
+    with temporary_folder():
+        assert len(names(parent)) == 2
+    assert names(parent) == [outer.name]
+
+
 def test_what_a_killed_process_left_is_removed_by_the_next(parent):
     alive, killed = start(), start()
     try:
@@ -80,7 +95,7 @@ def test_beside_an_output_what_was_left_there_is_removed(tmp_path, parent):
     output = tmp_path / "outputs" / "small"
     for name in (".small-abcd", ".other-abcd"):
         (tmp_path / "outputs" / name).mkdir()
-        (tmp_path / "outputs" / name / ".owner").touch()
+        (tmp_path / "outputs" / name / ".owner").write_text(identity())
     settle(tmp_path / "outputs")
     with temporary_folder(beside=output) as folder:
         (folder / "new").mkdir()
@@ -92,7 +107,7 @@ def test_beside_an_output_what_was_left_there_is_removed(tmp_path, parent):
 def test_what_is_not_ours_stays(parent, monkeypatch):
     for name in ("cutlass-aot-other", "cutlass-aot-file", "cutlass-aot.d", "else"):
         (parent / name).mkdir()
-        (parent / name / ".owner").touch()
+        (parent / name / ".owner").write_text(identity())
     (parent / "cutlass-aot-other" / ".owner").rename(parent / "cutlass-aot-other" / "file")
     outside = parent / "else"
     (parent / "cutlass-aot-link").symlink_to(outside)
@@ -107,7 +122,7 @@ def test_what_is_not_ours_stays(parent, monkeypatch):
     # The one that has the file of an owner, who is dead.
     assert names(parent) == [name for name in before if name != "cutlass-aot-file"]
     (parent / "cutlass-aot-file").mkdir()
-    (parent / "cutlass-aot-file" / ".owner").touch()
+    (parent / "cutlass-aot-file" / ".owner").write_text(identity())
     settle(parent)
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
     with temporary_folder():

@@ -29,7 +29,7 @@ from tests.support.synthetic import plan
 def _process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(trust.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(trust, "_process", trust._Process())
-    monkeypatch.setattr(signatures, "_today", lambda: "2026-11-24")
+    monkeypatch.setattr(signatures, "today", lambda: "2026-11-24")
 
 
 @pytest.fixture
@@ -159,6 +159,20 @@ def test_trust_is_not_satisfied_by_a_bundle_that_was_opened_under_less(bundle, k
         cutlass_aot.trust(keys)
 
 
+@pytest.mark.parametrize("change", ["policy", "revoked"])
+def test_a_second_call_of_trust_takes_no_demand_away(bundle, key, keys, change):
+    key.sign(bundle, sequence=5)
+    make_key(keys, 2)
+    if change == "policy":
+        demand(keys, minimum_sequence=6)
+    else:
+        shutil.copy(key.public, keys / "lost.revoked")
+    cutlass_aot.trust(keys)
+    cutlass_aot.trust(key.public)
+    with pytest.raises(UntrustedBundle):
+        cutlass_aot.open(bundle, check=False)
+
+
 def test_a_policy_that_cannot_be_read_is_an_error(bundle, key, keys):
     key.sign(bundle)
     for text in ("", "{}", "[" * 9999, '{"schema": 1, "kind": "cutlass-aot trust policy", "more": 1}'):
@@ -205,6 +219,8 @@ def test_the_commands_sign_terms_and_tell_them(sound, key, keys, tmp_path, capsy
     told = json.loads(run("verify", sound, "--json")[1])
     assert told["terms"] == {key.id: {"sequence": 7, "expires": "2027-06-30"}}
     assert run("sign", sound, "--key", key.path, "--expires", "2027-02-30")[0] == 2
+    for past in ("2026-11-23", "0999-01-01"):
+        assert run("sign", sound, "--key", key.path, "--expires", past)[0] == 2
     assert run("sign", sound, "--key", key.path, "--sequence", -1)[0] == 2
     assert run("wheel", sound, "-o", tmp_path / "w", "--sequence", 1)[0] == 2
     assert run("wheel", sound, "-o", tmp_path / "w", "--key", key.path, "--sequence", 8)[0] == 0

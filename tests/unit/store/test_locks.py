@@ -12,9 +12,10 @@ import time
 import pytest
 
 from cutlass_aot.errors import StoreError
+from cutlass_aot.runtime.machine.identity import identity
 from cutlass_aot.store.maintenance.collect import collect
 from cutlass_aot.store.store import Store
-from cutlass_aot.store.workspaces import ABANDONED_AFTER, _machine
+from cutlass_aot.store.workspaces import ABANDONED_AFTER
 from tests.support.stores import KEY, age, together
 
 
@@ -130,7 +131,7 @@ assert held
 def test_what_a_killed_builder_left_is_removed_and_no_other(store):
     left = store.root / "tmp" / "left"
     left.mkdir(parents=True)
-    (left / ".owner").write_text(_machine())
+    (left / ".owner").write_text(identity())
     begun = store.root / "tmp" / ".new-begun"
     begun.mkdir()
     with store.workspace() as mine, Store(store.root).workspace() as other:
@@ -164,7 +165,7 @@ def test_a_builder_elsewhere_whose_lock_is_not_seen_is_judged_by_what_it_writes(
 @pytest.mark.parametrize("same", ["name", "start"])
 def test_a_free_lock_of_this_machine_says_that_its_owner_is_dead(store, same):
     """Also before the last start, and in a container that is called otherwise."""
-    name, start = _machine().split()
+    name, start = identity().split()
     left = store.root / "tmp" / "left"
     left.mkdir(parents=True)
     (left / ".owner").write_text(f"{name} another" if same == "name" else f"another {start}")

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+import cutlass_aot.store.files as store_files
 from cutlass_aot.errors import StoreError
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.store.build_state import read_state, write_state
@@ -197,3 +198,17 @@ def test_a_store_s_marker_is_a_file(store, kind):
             Store(store.root, create=create)
     with pytest.raises(StoreError):
         UpstreamDirectory(store.root)
+
+
+@pytest.mark.parametrize("path", ["blobs", "records/kernel/ab", "locks"])
+def test_what_another_builder_sets_aside_first_is_no_obstacle(store, monkeypatch, path):
+    put("file", store.root / path)
+    found = store_files.set_aside
+
+    def too_late(*arguments):
+        assert found(*arguments)
+        return found(*arguments)
+
+    monkeypatch.setattr(store_files, "set_aside", too_late)
+    fill(store)
+    assert is_whole(store)

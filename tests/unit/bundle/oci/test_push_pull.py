@@ -231,7 +231,8 @@ def test_a_pull_does_not_go_back_to_a_lower_sequence(fake, there, bundle, key, s
         monkeypatch.setattr(trust, "_process", trust._Process())
         monkeypatch.setenv(trust.ENVIRONMENT_VARIABLE, str(public(key)))
     signed(4)
-    message = refused(fake, there, UntrustedBundle, "has sequence 4, .* has 5: it is older", ":2", keys=keys)
+    match = "has sequence 4 by key .* has 5: it is older"
+    message = refused(fake, there, UntrustedBundle, match, ":2", keys=keys)
     assert "--allow-older" in message
     assert do_pull(fake, there, ":2", keys=keys, allow_older=True).written
     assert tree(there) == tree(bundle)
@@ -245,7 +246,7 @@ def test_a_pull_goes_on_to_the_same_or_a_higher_sequence(fake, there, bundle, ke
 
 
 def test_a_sequence_of_somebody_else_holds_nothing_back(fake, there, bundle, key, signed):
-    """Nor one of another bundle, nor where no key is required."""
+    """Nor one where no key is required."""
     shutil.rmtree(there / "signatures")
     sign(there, key.parent / "other.pem", 9)
     signed(4)
@@ -254,8 +255,26 @@ def test_a_sequence_of_somebody_else_holds_nothing_back(fake, there, bundle, key
     assert do_pull(fake, there, ":2").written
 
 
-def test_a_sequence_of_another_bundle_holds_nothing_back(fake, tmp_path, bundle, key, signed):
-    write_bundle(replace(plan(tmp_path / "linked"), name="another"), tmp_path / "elsewhere" / "small")
-    sign(tmp_path / "elsewhere" / "small", key, 9)
+def test_a_sequence_of_another_bundle_by_the_same_key_counts(fake, tmp_path, bundle, key, signed):
+    """Or that bundle would be a way back to an older one of the first name."""
+    output = tmp_path / "elsewhere" / "small"
+    write_bundle(replace(plan(tmp_path / "linked"), name="another"), output)
+    sign(output, key, 9)
     signed(4)
-    assert do_pull(fake, tmp_path / "elsewhere" / "small", ":2", keys=[public(key)]).written
+    match = "has sequence 4 by key .* has 9: it is older"
+    refused(fake, output, UntrustedBundle, match, ":2", keys=[public(key)])
+
+
+def test_sequences_are_compared_key_by_key(fake, there, bundle, key, signed):
+    other = key.parent / "other.pem"
+    keys = [public(key), public(key, "other")]
+    sign(there, other, 100)
+    sign(bundle, other, 101)
+    signed(4)
+    refused(fake, there, UntrustedBundle, "has sequence 4 by key .* has 5: it is older", ":2", keys=keys)
+    shutil.rmtree(bundle / "signatures")
+    sign(bundle, other, 101)
+    push_bundle(bundle, f"{fake.name}/k/small:2", plain_http=True)
+    refused(fake, there, UntrustedBundle, "has sequence 0 by key .* has 5: it is older", ":2", keys=keys)
+    signed(6)
+    assert do_pull(fake, there, ":2", keys=keys).written
