@@ -26,7 +26,7 @@ from cutlass_aot.manifest.filters import DesignFilter
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target
-from cutlass_aot.schema.words import size
+from cutlass_aot.schema.words import did_you_mean, size
 from cutlass_aot.store.store import Store
 
 _LOG_LINES = 30
@@ -159,10 +159,16 @@ def target_for(
     targets = generator.targets(operation)
     if not targets:
         known = ", ".join(generator.operations)
-        raise GeneratorError(f"generator {generator.name!r} has no operation {operation!r}: expected {known}")
+        raise GeneratorError(
+            f"generator {generator.name!r} has no operation {operation!r}: expected {known}"
+            + did_you_mean(operation, generator.operations)
+        )
     if explicit is not None:
         if explicit not in targets:
-            raise GeneratorError(f"kernel {generator.name!r} is for {', '.join(targets)}, not for {explicit}")
+            raise GeneratorError(
+                f"kernel {generator.name!r} is for {', '.join(targets)}, not for {explicit}"
+                + did_you_mean(explicit, targets)
+            )
         return explicit
     if capability is None:
         return targets[0]

@@ -20,6 +20,7 @@ from cutlass_aot.generators.protocol import Generator
 from cutlass_aot.runtime.declared import DeclaredKernel, declared_kernels
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.entry_points import GENERATORS
+from cutlass_aot.schema.words import did_you_mean
 
 _registered: dict[str, type[Generator]] = {}
 
@@ -156,6 +157,7 @@ def find(name: str) -> GeneratorReference:
         raise ManifestError(
             f"unknown generator {name!r}: expected one of {', '.join(known)}; a package registers one "
             f"through the entry-point group {GENERATORS!r}, a module through `plugins` in the manifest"
+            + did_you_mean(name, known)
         )
     return known[name]
 

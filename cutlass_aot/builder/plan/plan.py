@@ -22,7 +22,7 @@ from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.key import key
-from cutlass_aot.schema.words import few
+from cutlass_aot.schema.words import did_you_mean, few
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
 
@@ -64,13 +64,14 @@ def _check_table(table: KernelTable, generator: Generator) -> None:
         raise ManifestError(
             f"{table.where}.operation: generator {generator.name!r} has no {table.operation!r}: "
             f"expected one of {', '.join(generator.operations)}"
+            + did_you_mean(table.operation, generator.operations)
         )
     possible = generator.targets(table.operation)
     for target in table.targets:
         if target not in possible:
             raise ManifestError(
                 f"{table.where}: generator {generator.name!r} cannot serve target {target}: "
-                f"expected some of {', '.join(possible)}"
+                f"expected some of {', '.join(possible)}{did_you_mean(target, possible)}"
             )
     filters = (*table.filters, *(item for group in table.exclude for item in group))
     _check_filters(filters, generator, table.where, TABLE_KEYS)
@@ -88,6 +89,7 @@ def _check_filters(
             raise ManifestError(
                 f"{where}: unknown key {design_filter.written!r}: expected {possible} "
                 f"the design of {generator.name!r}: {', '.join(known)}"
+                + did_you_mean(design_filter.written, (*others, *known, *generator.design))
             )
 
 
@@ -232,7 +234,8 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
             values.add("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
     if not values:
         return f"no kernel that is left has {full_name(design_filter.written)!r}"
-    return f"what is left has {few(sorted(values), 12)}"
+    meant = "".join(dict.fromkeys(did_you_mean(value, values) for value in design_filter.values))
+    return f"what is left has {few(sorted(values), 12)}{meant}"
 
 
 def load_selection(store: Store, plan: str) -> Selection | None:

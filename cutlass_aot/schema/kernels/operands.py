@@ -15,6 +15,7 @@ from cutlass_aot.schema.kernels.constraints import (
     extent_of,
 )
 from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
+from cutlass_aot.schema.words import did_you_mean
 
 MAX_EXTENT = 2**31 - 1
 """Extents are passed to compiled code as signed 32-bit integers, unless a kernel says otherwise."""
@@ -89,7 +90,9 @@ NOTHING = OperandDescription(NONE, (), (), is_number=True)
 def _checked_dtype(name: Any) -> DType:
     found = DTYPES.get(name) if isinstance(name, str) else None
     if found is None:
-        raise OperandError(f"unknown dtype {name!r}: expected one of {', '.join(DTYPES)}")
+        raise OperandError(
+            f"unknown dtype {name!r}: expected one of {', '.join(DTYPES)}{did_you_mean(name, DTYPES)}"
+        )
     return found
 
 

@@ -60,6 +60,30 @@ def test_an_error_that_names_a_file(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "\x1b" not in printed
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (TITLE,),
+        ("ls", "bundle", TITLE),
+        ("ls", f"--{TITLE}"),
+        ("build", "m.toml", "--executor", TITLE),
+        ("try", "axpy", "--extent", TITLE),
+        ("build", TITLE, "--shard"),
+        ("store", TITLE),
+    ],
+)
+def test_words_of_the_user_in_an_error_of_use(
+    arguments: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    assert caught.value.code == 2
+    printed = "".join(capfd.readouterr())
+    assert "Try 'cutlass-aot" in printed
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+
+
 def test_nothing_else_prints_what_it_did_not_make_itself() -> None:
     found = [
         path.stem
