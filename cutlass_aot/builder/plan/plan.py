@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_of
@@ -111,9 +112,14 @@ def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
 
 
 def select(
-    manifest: Manifest, answers: Sequence[tuple[Enumeration, Sequence[Kernel]]], dsl_version: str
+    manifest: Manifest,
+    answers: Sequence[tuple[Enumeration, Sequence[Kernel]]],
+    dsl_version: str,
+    alternatives: Mapping[Enumeration, str] = MappingProxyType({}),
 ) -> Selection:
     """Apply each table's filters to what its generator enumerated; a kernel named twice counts once.
+
+    ``alternatives`` says of questions without a kernel what their generator has instead.
 
     Kernels that the package or the manifest knows to be bad with this version of the DSL are left out, with a
     warning.
@@ -127,7 +133,9 @@ def select(
         found = [kernel for _, kernels in own for kernel in kernels]
         kept = _filtered(table, found)
         if not kept:
-            raise ManifestError(f"{table.where}: no kernel is left: " + _reason(table, own, found))
+            raise ManifestError(
+                f"{table.where}: no kernel is left: " + _reason(table, own, found, alternatives)
+            )
         rows = {kernel.digest: row for kernel in kept if (row := row_of(kernel, dsl_version, known))}
         hit.update(rows.values())
         bad = {kernel: row.reason for kernel, row in rows.items()}
@@ -209,11 +217,17 @@ def _design_order(kernel: Kernel) -> tuple[tuple[str, ...], tuple[tuple[int, ...
 
 
 def _reason(
-    table: KernelTable, own: Sequence[tuple[Enumeration, Sequence[Kernel]]], found: Sequence[Kernel]
+    table: KernelTable,
+    own: Sequence[tuple[Enumeration, Sequence[Kernel]]],
+    found: Sequence[Kernel],
+    alternatives: Mapping[Enumeration, str],
 ) -> str:
     if not found:
-        questions = "; ".join(question.name for question, _ in own)
-        return f"generator {table.generator!r} has none for {questions}"
+        texts = [
+            f"{question.name}{f': {alternatives[question]}' if question in alternatives else ''}"
+            for question, _ in own
+        ]
+        return f"generator {table.generator!r} has none for {few(texts, 4, separator='; ')}"
     left = list(found)
     for design_filter in table.filters:
         matching = [
