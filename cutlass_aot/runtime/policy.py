@@ -25,7 +25,6 @@ from typing import Any, Protocol
 from cutlass_aot.errors import CutlassAotError, KernelNotFound, PolicyError
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.selection.query import Parameters, Query
-from cutlass_aot.schema.words import did_you_mean
 
 POLICIES = ("required", "warn", "jit")
 """Their names."""
@@ -113,6 +112,8 @@ def use(policy: str) -> Iterator[None]:
 
 def _checked(policy: str, what: str) -> str:
     if policy not in POLICIES:
+        from cutlass_aot.schema.words import did_you_mean
+
         raise PolicyError(
             f"{what}: expected one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}"
         )

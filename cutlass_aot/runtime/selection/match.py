@@ -12,7 +12,6 @@ from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports, told
 from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, is_own
-from cutlass_aot.schema.words import did_you_mean, few
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -241,6 +240,9 @@ def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
     """The message for a query that nothing serves, with the nearest groups."""
+    # Imported here, as below: a kernel that is found needs no words.
+    from cutlass_aot.schema.words import did_you_mean, few
+
     missing = f"bundle {bundle} has no kernel for {query}"
     if not groups:
         return f"{missing}. The bundle is empty"
@@ -268,6 +270,8 @@ def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
 
 def _other_parameters(groups: Sequence[GroupEntry], query: Query) -> str:
     """Which parameters the groups of an operation have, where none has the query's; the nearest first."""
+    from cutlass_aot.schema.words import few
+
     found = list(dict.fromkeys(group.parameters for group in groups))
     found.sort(key=lambda parameters: len({*parameters} - {*query.parameters}))
     if not found[0]:

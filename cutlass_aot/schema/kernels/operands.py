@@ -15,7 +15,6 @@ from cutlass_aot.schema.kernels.constraints import (
     extent_of,
 )
 from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
-from cutlass_aot.schema.words import did_you_mean
 
 MAX_EXTENT = 2**31 - 1
 """Extents are passed to compiled code as signed 32-bit integers, unless a kernel says otherwise."""
@@ -90,6 +89,8 @@ NOTHING = OperandDescription(NONE, (), (), is_number=True)
 def _checked_dtype(name: Any) -> DType:
     found = DTYPES.get(name) if isinstance(name, str) else None
     if found is None:
+        from cutlass_aot.schema.words import did_you_mean
+
         raise OperandError(
             f"unknown dtype {name!r}: expected one of {', '.join(DTYPES)}{did_you_mean(name, DTYPES)}"
         )
