@@ -199,7 +199,7 @@ def _nothing(
         return f"generator {name!r} has no kernel for {question.name}: {instead}{operands}"
     designs = [dict(kernel.design + kernel.parameters) for kernel in found]
     known = sorted({f"{key} = {value}" for design in designs for key, value in design.items()})
-    wanted = " and ".join(map(str, filters))
+    filtered = " and ".join(map(str, filters))
     names = {key for design in designs for key in design}
     meant = "".join(did_you_mean(one.written, names) for one in filters if one.written not in names)
-    return f"none of {len(found)} kernels of {name!r} has {wanted}: there is {few(known, 24)}{meant}"
+    return f"none of {len(found)} kernels of {name!r} has {filtered}: there is {few(known, 24)}{meant}"

@@ -43,7 +43,7 @@ def alternatives(generator: Generator, problem: Problem, target: str, device: De
     """
 
     def has(change: _Change) -> bool:
-        # A generator is not made for all that is tried here: what it raises is no answer.
+        # A generator is not made for all that is tried here: what it raises counts as none.
         with contextlib.suppress(Exception):
             return next(iter(generator.enumerate(change.problem, change.target, device)), None) is not None
         return False

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 _LONGEST_WORD = 200
-"""Longer text is not compared, which would take long, and is no misspelt word."""
+"""Longer text is not compared, which would take long: nobody misspells it."""
 
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
 

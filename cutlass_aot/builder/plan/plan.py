@@ -21,6 +21,8 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
+from cutlass_aot.schema.kernels.epilogue import NUMBER
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.words import did_you_mean, few
@@ -158,11 +160,29 @@ def select(
             limit = table.max_per_group or len(members)
             for position in spread(len(members), limit):
                 chosen[members[position].digest] = members[position]
+    warnings += _undeclared_numbers(manifest)
     for index, row in enumerate(manifest.known_bad):
         if row not in hit and in_force(row, dsl_version):
             warnings.append(f"known_bad[{index}] leaves nothing out")
     kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
     return Selection(tuple(kernels), tuple(warnings))
+
+
+def _undeclared_numbers(manifest: Manifest) -> list[str]:
+    """Names that epilogues read and no table declares, which are numbers; each once with all its tables."""
+    tables: dict[str, list[str]] = {}
+    meant: dict[str, set[str]] = {}
+    for table, document in zip(manifest.tables, manifest.document.get("kernels", ()), strict=True):
+        declared = document.get("operands", {})
+        for operand in table.epilogue.operands if table.epilogue else ():
+            if operand.extents == NUMBER and operand.name not in declared:
+                tables.setdefault(operand.name, []).append(table.where)
+                meant.setdefault(operand.name, set()).update(declared, [ACCUMULATOR])
+    return [
+        f"{', '.join(where)}: `{name}` of the epilogue is declared nowhere: it is a number, passed by value; "
+        f"operands = {{ {name} = {{}} }} says that this is meant{did_you_mean(name, meant[name])}"
+        for name, where in tables.items()
+    ]
 
 
 def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:

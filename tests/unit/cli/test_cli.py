@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import cutlass_aot.builder.check.undeclared
 import cutlass_aot.doctor.bundle
 import tests.support.misbehaving  # noqa: F401 (its import registers a generator, which a test takes back)
 from cutlass_aot.builder.events import Compiled, Failed, Planned
@@ -418,3 +419,33 @@ ab = "bf16"
         status, _, err = run("plan", manifest, "--store", tmp_path / "store")
         assert status == 2
         assert err.rstrip().endswith(f"; did you mean '{meant}'?")
+
+
+DECLARED = """
+import cutlass_aot
+@cutlass_aot.kernel(name="{name}", params={{"n": [1]}})
+def {name}(n):
+    return None
+"""
+
+
+@pytest.mark.parametrize("form", ["{}", "{}:checked_file"])
+def test_check_takes_the_file_that_declares_a_kernel(run, tmp_path, monkeypatch, form):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / f"declared_{len(form)}.py"
+    file.write_text(DECLARED.format(name="checked_file" if ":" in form else "checked_alone"))
+    monkeypatch.setattr(cutlass_aot.builder.check.undeclared, "undeclared", lambda name, target: [])
+    status, out, err = run("check", form.format(file))
+    name = "checked_file" if ":" in form else "checked_alone"
+    assert (status, out, err) == (0, f"{name}: its code follows from its parameters\n", "")
+
+
+def test_check_says_which_file_and_which_names_it_takes(run, tmp_path):
+    status, _, err = run("check", tmp_path / "none.py")
+    assert status == 1
+    assert "no such file: expected one that declares a kernel, or a kernel's name" in err
+    status, _, err = run("check", "swiglo")
+    assert (
+        "a module through `plugins` in the manifest or --plugin, a file as FILE.py to `try` and `check`"
+        in err
+    )

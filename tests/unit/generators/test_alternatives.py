@@ -22,7 +22,7 @@ COLUMNS = parse_epilogue("D = accum + c", {"c": {"extents": "MN", "layout": "n"}
 BYTES = parse_epilogue("D = accum + c", {"c": {"extents": "N", "dtype": "i8"}})
 
 
-def asked(generator: str, dtypes: str, layouts: str = "tnt", accumulator: str = "f32", **more: Any) -> str:
+def said(generator: str, dtypes: str, layouts: str = "tnt", accumulator: str = "f32", **more: Any) -> str:
     problem = Problem("gemm", tuple(dtypes.split(".")), layouts, accumulator, **more)
     return alternatives(find(generator).load(), problem, "sm_90a", load_profile("h200"))
 
@@ -72,7 +72,7 @@ def asked(generator: str, dtypes: str, layouts: str = "tnt", accumulator: str = 
     ],
 )
 def test_which_change_gives_kernels(generator: str, problem: dict[str, Any], words: str) -> None:
-    assert asked(generator, **problem) == words
+    assert said(generator, **problem) == words
 
 
 def test_a_kernel_that_fixes_its_operands() -> None:
@@ -100,7 +100,7 @@ class _Picky:
         raise KeyError(problem.dtypes)
 
 
-def test_what_a_generator_raises_is_no_answer() -> None:
+def test_what_a_generator_raises_counts_as_none() -> None:
     problem = Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32")
     words = alternatives(_Picky(), problem, "sm_90a", load_profile("h200"))  # type: ignore[arg-type]
     assert words == "it has some with bf16 as `a`"
