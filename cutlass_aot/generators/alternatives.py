@@ -58,7 +58,7 @@ def alternatives(generator: Generator, problem: Problem, target: str, device: De
         return f"it has some for `{plain}` {found}"
     if found := _phrases(_of_one_type(plain, target), has):
         return f"it has some {found}"
-    return "nor with any other element type, layout, scale factor, epilogue or target"
+    return "another element type, layout, scale factor, epilogue or target alone gives none either"
 
 
 def _phrases(changes: Iterator[_Change], has: Callable[[_Change], bool]) -> str:
@@ -117,13 +117,14 @@ def _changes(problem: Problem, target: str, targets: tuple[str, ...]) -> Iterato
 
 def _of_one_type(problem: Problem, target: str) -> Iterator[_Change]:
     """Problems all of whose operands have one type; those of a GEMM where none are named."""
-    count, layouts = len(problem.dtypes) or len(_PLAIN_LAYOUTS), problem.layouts or _PLAIN_LAYOUTS
-    for dtype in DTYPES:
-        accumulator = DEFAULT_ACCUMULATORS.get(dtype, "f32")
-        words = f"with all operands of {{}} and accumulator {accumulator}, layouts {layouts}"
-        dtypes = (dtype,) * count
-        other = replace(problem, dtypes=dtypes, layouts=layouts, accumulator=accumulator)
-        yield _Change(words, dtype, other, target)
+    count = len(problem.dtypes) or len(_PLAIN_LAYOUTS)
+    for layouts in (problem.layouts,) if problem.dtypes else (_PLAIN_LAYOUTS, "t" * count):
+        for dtype in DTYPES:
+            accumulator = DEFAULT_ACCUMULATORS.get(dtype, "f32")
+            words = f"with all operands of {{}} and accumulator {accumulator}, layouts {layouts}"
+            dtypes = (dtype,) * count
+            other = replace(problem, dtypes=dtypes, layouts=layouts, accumulator=accumulator)
+            yield _Change(words, dtype, other, target)
 
 
 def _names(count: int) -> list[str]:

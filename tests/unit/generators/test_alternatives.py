@@ -113,4 +113,4 @@ def test_nothing_at_all() -> None:
 
     problem = Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32")
     words = alternatives(Empty(), problem, "sm_90a", load_profile("h200"))  # type: ignore[arg-type]
-    assert words == "nor with any other element type, layout, scale factor, epilogue or target"
+    assert words == "another element type, layout, scale factor, epilogue or target alone gives none either"
