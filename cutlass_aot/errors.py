@@ -52,10 +52,33 @@ __all__ = [
 ]
 
 
+def printable(text: str) -> str:
+    """Text with every character that a terminal may act on as an escape, such as ``\\x1b``.
+
+    Line breaks and tabs stay. Characters that change the direction of writing, and halves of surrogate pairs,
+    are escaped too.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character.isprintable() or character in "\n\t"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
 class CutlassAotError(Exception):
-    """Root of every error that this package raises on purpose."""
+    """Root of every error that this package raises on purpose.
+
+    Its text may quote names of bundles, files and registries, which come from strangers. Wherever it is
+    shown, in a traceback or a log too, it has no character that a terminal acts on.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ManifestError(CutlassAotError):

@@ -464,9 +464,10 @@ def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:
     questions = planning.enumerations(inputs.manifest, tools.sources)
     settings.tell(events.Enumerating(len(questions)))
     answers = compiling.enumerate_kernels(pool, questions, inputs.devices)
+    alternatives = compiling.find_alternatives(pool, answers, inputs.devices)
     with naming(inputs.manifest.path):
         versions = tools.compiler.versions
-        selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"])
+        selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"], alternatives)
         if inputs.model is None:
             return selection
         settings.tell(events.Ranking(len(inputs.manifest.select.shapes.extents)))

@@ -41,6 +41,7 @@ from cutlass_aot.runtime.launching.dlpack import view
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, exported, is_torch, to_ffi
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.selection.cost_model import sort_key
@@ -209,7 +210,7 @@ def _require_compiler() -> None:
     if missing:
         raise ToolchainError(
             f"policy jit has to compile a kernel, and this installation has no compiler: missing "
-            f"{', '.join(missing)}. Install it with: pip install 'cutlass-aot[build]'; or build the kernel "
+            f"{', '.join(missing)}. Install it with: {command_for('build')}; or build the kernel "
             "into the bundle, or choose policy warn"
         )
 

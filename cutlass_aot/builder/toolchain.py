@@ -13,6 +13,7 @@ from pathlib import Path
 import cutlass_aot
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.errors import ToolchainError
+from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.schema.encoding import digest, encode
 
 # Names of distributions whose files decide what code comes out. The DSL's libraries come as one of two
@@ -66,7 +67,7 @@ def detect_compiler(files: Files | None = None) -> CompilerToolchain:
     if missing:
         raise ToolchainError(
             f"the build side is not installed: {', '.join(missing)} missing; "
-            "install it with: pip install 'cutlass-aot[build]'"
+            f"install it with: {command_for('build')}"
         )
     files = files or Files()
     installed: dict[str, Path] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cutlass_aot.builder import events
 from cutlass_aot.builder.build import build_chosen
-from cutlass_aot.builder.compile.compile import enumerate_kernels
+from cutlass_aot.builder.compile.compile import enumerate_kernels, find_alternatives
 from cutlass_aot.builder.compile.pool import Pool
 from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.inputs.inputs import Tools
@@ -26,7 +26,7 @@ from cutlass_aot.manifest.filters import DesignFilter
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target
-from cutlass_aot.schema.words import size
+from cutlass_aot.schema.words import did_you_mean, few, size
 from cutlass_aot.store.store import Store
 
 _LOG_LINES = 30
@@ -116,12 +116,12 @@ def try_kernel(
     profile = _profile(target)
 
     def choose(pool: Pool, _tools: Tools) -> Iterable[Kernel]:
-        ((_, found),) = enumerate_kernels(
-            pool, [Enumeration(0, reference, problem, target)], {target: profile}
-        )
+        answers = enumerate_kernels(pool, [Enumeration(0, reference, problem, target)], {target: profile})
+        ((question, found),) = answers
         matching.extend(kernel for kernel in found if _accepted(kernel, filters))
         if not matching:
-            raise GeneratorError(_nothing(reference.name, problem, target, filters, found))
+            instead = find_alternatives(pool, answers, {target: profile}).get(question, "")
+            raise GeneratorError(_nothing(reference.name, question, filters, found, instead))
         return matching[:1]
 
     machine = os.uname().machine
@@ -159,10 +159,16 @@ def target_for(
     targets = generator.targets(operation)
     if not targets:
         known = ", ".join(generator.operations)
-        raise GeneratorError(f"generator {generator.name!r} has no operation {operation!r}: expected {known}")
+        raise GeneratorError(
+            f"generator {generator.name!r} has no operation {operation!r}: expected {known}"
+            + did_you_mean(operation, generator.operations)
+        )
     if explicit is not None:
         if explicit not in targets:
-            raise GeneratorError(f"kernel {generator.name!r} is for {', '.join(targets)}, not for {explicit}")
+            raise GeneratorError(
+                f"kernel {generator.name!r} is for {', '.join(targets)}, not for {explicit}"
+                + did_you_mean(explicit, targets)
+            )
         return explicit
     if capability is None:
         return targets[0]
@@ -185,13 +191,15 @@ def _accepted(kernel: Kernel, filters: Sequence[DesignFilter]) -> bool:
 
 
 def _nothing(
-    name: str, problem: Problem, target: str, filters: Sequence[DesignFilter], found: Sequence[Kernel]
+    name: str, question: Enumeration, filters: Sequence[DesignFilter], found: Sequence[Kernel], instead: str
 ) -> str:
     if not found:
-        operands = "" if problem.dtypes else "; --dtypes, --layouts and --accumulator name operands"
-        return f"generator {name!r} has no kernel for {problem} on {target}{operands}"
-    known = sorted(
-        {f"{key} = {value}" for kernel in found for key, value in kernel.design + kernel.parameters}
-    )
-    named = " and ".join(map(str, filters))
-    return f"none of {len(found)} kernels of {name!r} has {named}: there is {', '.join(known)}"
+        named = question.problem.dtypes
+        operands = "" if named else "; --dtypes, --layouts and --accumulator name operands"
+        return f"generator {name!r} has no kernel for {question.name}: {instead}{operands}"
+    designs = [dict(kernel.design + kernel.parameters) for kernel in found]
+    known = sorted({f"{key} = {value}" for design in designs for key, value in design.items()})
+    filtered = " and ".join(map(str, filters))
+    names = {key for design in designs for key in design}
+    meant = "".join(did_you_mean(one.written, names) for one in filters if one.written not in names)
+    return f"none of {len(found)} kernels of {name!r} has {filtered}: there is {few(known, 24)}{meant}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ import click
 from cutlass_aot import __version__
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.schema.words import did_you_mean
 
 COMMANDS = {
     "build": "Build a manifest's bundle.",
@@ -59,6 +61,15 @@ class _Commands(click.Group):
         )
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click compares with the commands that are imported, here none, and before 8.4 with none at all.
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}{did_you_mean(name, COMMANDS) or '.'}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(COMMANDS.items()))
@@ -89,7 +100,10 @@ def main(arguments: list[str] | None = None) -> None:
     except click.exceptions.Exit as exit_:
         sys.exit(exit_.exit_code)
     except click.ClickException as error:
-        error.show()
+        # Its message may have words of the user's, such as the name of a file, as they are.
+        shown = io.StringIO()
+        error.show(shown)
+        say(shown.getvalue().rstrip("\n"), err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
         _fail("; ".join(["interrupted", *map(str, error.args)]), 1)

@@ -120,7 +120,9 @@ def _run_toolchain_test(timeout: float) -> dict[str, Any]:
     try:
         from cutlass_aot.builder.check.toolchain_test import run_toolchain_test
     except ImportError as error:
-        advice = 'install what is missing: pip install "cutlass-aot[build]"'
+        from cutlass_aot.runtime.machine.installation import command_for
+
+        advice = f"install what is missing: {command_for('build')}"
         return {"kernel": None, "seconds": {}, "failed": "find", "problem": str(error), "advice": advice}
     found = asdict(run_toolchain_test(timeout=timeout))
     return {**found, "seconds": {step: round(value, 4) for step, value in found["seconds"].items()}}
@@ -148,7 +150,7 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
             can_build.append(
                 f"untested with these versions: {others}; install those that are asked for with:"
             )
-            can_build.append('pip install "cutlass-aot[build]"')
+            can_build.append(build["advice"])
     else:
         can_build = [f"no: {', '.join(build['missing'])} missing", f"install with: {build['advice']}"]
     if run["possible"]:

@@ -67,14 +67,17 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
 def check(names: tuple[str, ...], plugins: tuple[str, ...], target: str | None, as_json: bool) -> int:
     """Compile declared kernels twice, under different circumstances, and compare.
 
+    KERNEL is the name of a declared kernel, or the file that declares it, such as axpy_kernels/declared.py,
+    which need not be installed (FILE.py:NAME if there are several).
+
     Exit status 1 if one depends on something that is not among its parameters.
     """
     from cutlass_aot.builder.check.undeclared import undeclared
-    from cutlass_aot.generators.registry import import_plugin
+    from cutlass_aot.generators.registry import import_plugin, named
 
     for plugin in plugins:
         import_plugin(plugin)
-    found = {name: undeclared(name, target) for name in names}
+    found = {name: undeclared(name, target) for name in (named(kernel).name for kernel in names)}
     if as_json:
         print_json([{"kernel": name, **asdict(item)} for name, items in found.items() for item in items])
         return 1 if any(found.values()) else 0

@@ -14,7 +14,7 @@ from cutlass_aot.cli.options import bundle_argument, filter_options, filters_giv
 from cutlass_aot.cli.output.render import print_json, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.schema.words import few, plural
+from cutlass_aot.schema.words import did_you_mean, few, plural
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
@@ -113,7 +113,8 @@ def installed(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
     for item in () if as_json else found:
         say(str(item))
     if not found and not as_json:
-        say(f"no bundle{f' {name}' if name else ''} is installed")
+        meant = did_you_mean(name, [item.name for item in installed_report(paths=paths)])
+        say(f"no bundle{f' {name}' if name else ''} is installed{meant}")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,12 @@ import click
 from cutlass_aot.cli.options import extent_option, extents_given, json_option, pairs_given, plugin_option
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.terminal import say
-from cutlass_aot.errors import DeviceError, GeneratorError
+from cutlass_aot.errors import DeviceError
 from cutlass_aot.schema.words import plural, size
 
 if TYPE_CHECKING:
     from cutlass_aot.builder.try_kernel import TriedKernel
     from cutlass_aot.generators.protocol import Generator
-    from cutlass_aot.generators.registry import GeneratorReference
     from cutlass_aot.tuning.reference_run import Outcome
 
 
@@ -74,14 +72,14 @@ def command(
     """
     from cutlass_aot.builder.try_kernel import target_for, try_kernel
     from cutlass_aot.generators.protocol import Problem
-    from cutlass_aot.generators.registry import import_plugin
+    from cutlass_aot.generators.registry import import_plugin, named
     from cutlass_aot.manifest.filters import DesignFilter
 
     filters = [DesignFilter(name, (pattern,)) for name, pattern in pairs_given(where, "--where")]
     sizes = extents_given(extents)
     for plugin in plugins:
         import_plugin(plugin)
-    reference = _found(kernel)
+    reference = named(kernel)
     generator = reference.load()
     capability, missing = (None, "not asked for") if no_run else _capability(gpu)
     operation = operation or generator.operations[0]
@@ -100,33 +98,6 @@ def command(
         for problem_text in tried.problems:
             say(f"error: {problem_text}", err=True)
     return 1 if tried.problems or (outcome is not None and not outcome.good) else 0
-
-
-def _found(kernel: str) -> GeneratorReference:
-    """The generator of this name, or that a file declares."""
-    from cutlass_aot.generators.registry import find, import_plugin, references
-
-    name, _, own_name = kernel.partition(".py:") if ".py:" in kernel else (kernel, "", "")
-    path = Path(name if name.endswith(".py") else f"{name}.py")
-    if not own_name and not kernel.endswith(".py"):
-        return find(kernel)
-    if not path.is_file():
-        raise GeneratorError(f"{path}: no such file: expected one that declares a kernel, or a kernel's name")
-    path = path.resolve()
-    root = path.parent
-    while (root / "__init__.py").is_file():
-        root = root.parent
-    module = ".".join(path.relative_to(root).with_suffix("").parts)
-    # First, so that what is tried is this file and not an installed copy.
-    sys.path.insert(0, str(root))
-    import_plugin(module)
-    if own_name:
-        return find(own_name)
-    declared = [item for item in references().values() if item.location.partition(":")[0] == module]
-    if len(declared) != 1:
-        names = ", ".join(item.name for item in declared)
-        raise GeneratorError(f"{path} declares {names}: name one, such as {kernel}:{declared[0].name}")
-    return declared[0]
 
 
 def _capability(gpu: int) -> tuple[tuple[int, int] | None, str]:

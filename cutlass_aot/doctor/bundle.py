@@ -12,10 +12,21 @@ from cutlass_aot.doctor.facts import facts_record
 from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_catalog
-from cutlass_aot.runtime.machine.compatibility import Answer, GpuAnswer, Machine, Reason, Requirements, decide
+from cutlass_aot.runtime.machine.compatibility import (
+    Answer,
+    GpuAnswer,
+    Machine,
+    Reason,
+    Requirements,
+    cuda_by_target,
+    decide,
+    text_of,
+)
 from cutlass_aot.runtime.search_path import installed_bundles
 from cutlass_aot.schema.bundles.catalog import Catalog
+from cutlass_aot.schema.drivers import first_driver
 from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.words import did_you_mean
 
 
 class NamedCatalog(NamedTuple):
@@ -45,7 +56,7 @@ def find_bundles(name: str) -> list[NamedCatalog]:
         listed = ", ".join(dict.fromkeys(bundle.name for bundle in installed)) or "none"
         raise BundleError(
             f"{name!r} is not a bundle: expected a directory, a wheel, or the name of an installed bundle "
-            f"(installed: {listed})"
+            f"(installed: {listed}){did_you_mean(name, [bundle.name for bundle in installed])}"
         )
     return [NamedCatalog(str(folder), read_catalog(folder)) for folder in found]
 
@@ -55,9 +66,9 @@ def diagnose(bundles: list[NamedCatalog], facts: Machine) -> dict[str, Any]:
 
     Keys: ``accepted`` (whether any of the bundles is), ``facts`` (:mod:`cutlass_aot.doctor.facts`),
     ``warnings``, and ``bundles``, each with ``name``, ``version``, ``where``, ``targets``, ``hosts``,
-    ``needs``, ``accepted``, ``reasons`` and ``gpus``. A reason has ``about``, ``problem`` and ``advice``;
-    a GPU ``name``, ``target`` (None if no target serves it), ``kind`` of it, ``targets`` (all that would
-    do) and ``reasons``.
+    ``needs``, ``drivers`` (``cuda`` and first ``release``, by target), ``accepted``, ``reasons`` and
+    ``gpus``. A reason has ``about``, ``problem`` and ``advice``; a GPU ``name``, ``target`` (None if no
+    target serves it), ``kind`` of it, ``targets`` (all that would do) and ``reasons``.
     """
     answers = [_answer(bundle, decide(facts, Requirements.of(bundle.catalog))) for bundle in bundles]
     return {
@@ -77,6 +88,10 @@ def _answer(bundle: NamedCatalog, answer: Answer) -> dict[str, Any]:
         "targets": list(catalog.targets),
         "hosts": list(catalog.hosts),
         "needs": catalog.requirements._asdict(),
+        "drivers": {
+            target: {"cuda": text_of(cuda), "release": first_driver(cuda)}
+            for target, cuda in cuda_by_target(Requirements.of(catalog)).items()
+        },
         "accepted": answer.accepted,
         "reasons": [_reason(reason) for reason in answer.reasons],
         "gpus": [_gpu(gpu) for gpu in answer.gpus],

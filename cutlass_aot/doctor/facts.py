@@ -34,6 +34,7 @@ from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine import host as machine
 from cutlass_aot.runtime.machine.compatibility import Driver, Gpu, Machine
 from cutlass_aot.schema.encoding import shown
+from cutlass_aot.schema.words import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -195,7 +196,10 @@ def _table(value: Any, where: str, allowed: tuple[str, ...], what: str) -> Mappi
     if unknown:
         known = ", ".join(f"`{key}`" for key in allowed)
         key = f"{where}.{unknown[0]}" if where else unknown[0]
-        raise FactsError(f"{what}: unknown key {key[:MAX_TEXT]!r}: expected one of {known}")
+        raise FactsError(
+            f"{what}: unknown key {key[:MAX_TEXT]!r}: expected one of {known}"
+            + did_you_mean(unknown[0], allowed)
+        )
     return value
 
 

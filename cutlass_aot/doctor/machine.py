@@ -19,6 +19,7 @@ from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.launching import unpacking
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import ANYTHING, Machine, decide
+from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.runtime.search_path import installed_bundles
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
 
@@ -125,7 +126,7 @@ def _buildable(packages: dict[str, str | None]) -> dict[str, Any]:
     return {
         "possible": not missing,
         "missing": missing,
-        "advice": 'pip install "cutlass-aot[build]"' if missing else "",
+        "advice": command_for("build"),
         "targets": list(KNOWN_TARGETS) if not missing else [],
         "hosts": sorted(HOSTS) if not missing else [],
     }

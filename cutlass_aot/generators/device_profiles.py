@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.codec import Codec, Form, codec_of
+from cutlass_aot.schema.words import did_you_mean
 
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
 
@@ -78,6 +79,7 @@ def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
         raise ManifestError(
             f"bundle.device: unknown device profile {name!r}: expected one of "
             f"{', '.join(builtin_profiles())}, or the path of a .toml file"
+            + did_you_mean(name, builtin_profiles())
         )
     resource = resources.files("cutlass_aot.generators") / "devices" / f"{name}.toml"
     with resources.as_file(resource) as path:

@@ -21,6 +21,7 @@ from cutlass_aot.generators.protocol import CompiledFunction
 from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.words import did_you_mean
 
 __all__ = ["compile_for", "dsl_dtype", "environment_stream", "fake_operands"]
 
@@ -30,7 +31,9 @@ def dsl_dtype(name: str) -> Any:
     try:
         return getattr(cutlass, DTYPES[name].dsl)
     except KeyError:
-        raise GeneratorError(f"unknown element type {name!r}: expected one of {', '.join(DTYPES)}") from None
+        raise GeneratorError(
+            f"unknown element type {name!r}: expected one of {', '.join(DTYPES)}{did_you_mean(name, DTYPES)}"
+        ) from None
 
 
 def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, int]:

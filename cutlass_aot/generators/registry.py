@@ -20,6 +20,7 @@ from cutlass_aot.generators.protocol import Generator
 from cutlass_aot.runtime.declared import DeclaredKernel, declared_kernels
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.entry_points import GENERATORS
+from cutlass_aot.schema.words import did_you_mean
 
 _registered: dict[str, type[Generator]] = {}
 
@@ -155,9 +156,38 @@ def find(name: str) -> GeneratorReference:
     if name not in known:
         raise ManifestError(
             f"unknown generator {name!r}: expected one of {', '.join(known)}; a package registers one "
-            f"through the entry-point group {GENERATORS!r}, a module through `plugins` in the manifest"
+            f"through the entry-point group {GENERATORS!r}, a module through `plugins` in the manifest or "
+            "--plugin, a file as FILE.py to `try` and `check`" + did_you_mean(name, known)
         )
     return known[name]
+
+
+def named(kernel: str) -> GeneratorReference:
+    """The generator of this name, or that a file declares.
+
+    A file is ``PATH.py``, or ``PATH.py:NAME`` if it declares several; it need not be installed.
+    """
+    name, _, own_name = kernel.partition(".py:") if ".py:" in kernel else (kernel, "", "")
+    path = Path(name if name.endswith(".py") else f"{name}.py")
+    if not own_name and not kernel.endswith(".py"):
+        return find(kernel)
+    if not path.is_file():
+        raise GeneratorError(f"{path}: no such file: expected one that declares a kernel, or a kernel's name")
+    path = path.resolve()
+    root = path.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    module = ".".join(path.relative_to(root).with_suffix("").parts)
+    # First, so that what is meant is this file and not an installed copy.
+    sys.path.insert(0, str(root))
+    import_plugin(module)
+    if own_name:
+        return find(own_name)
+    declared = [item for item in references().values() if item.location.partition(":")[0] == module]
+    if len(declared) != 1:
+        names = ", ".join(item.name for item in declared)
+        raise GeneratorError(f"{path} declares {names}: name one, such as {kernel}:{declared[0].name}")
+    return declared[0]
 
 
 def source_digests(generator: Generator, file_digest: Callable[[Path], str] = _file_digest) -> dict[str, str]:

@@ -6,18 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.words import did_you_mean
 
 
 def unknown(where: str, found: object, allowed: Sequence[str]) -> str:
     """The message for a value that is none of ``allowed``."""
-    return f"{where}: unknown {found!r}: expected one of {', '.join(allowed)}"
+    return f"{where}: unknown {found!r}: expected one of {', '.join(allowed)}{did_you_mean(found, allowed)}"
 
 
 def known(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
     """Refuse keys that are not ``allowed``."""
     for key in table:
         if key not in allowed:
-            raise ManifestError(f"unknown key {key!r} in {where}: expected one of {', '.join(allowed)}")
+            raise ManifestError(
+                f"unknown key {key!r} in {where}: expected one of {', '.join(allowed)}"
+                + did_you_mean(key, allowed)
+            )
 
 
 def alone(table: Mapping[str, Any], key: str, others: Sequence[str], where: str) -> None:

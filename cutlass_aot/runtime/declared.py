@@ -29,6 +29,7 @@ from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.design import DesignValue, is_value
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
+from cutlass_aot.schema.words import did_you_mean, few
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import Launch
@@ -257,7 +258,10 @@ class DeclaredKernel:
             raise self._refusal(f"{count} combinations of parameters; expected at most {MAX_COMBINATIONS}")
         for target in self.targets:
             if target not in KNOWN_TARGETS:
-                raise self._refusal(f"unknown target {target!r}: expected some of {', '.join(KNOWN_TARGETS)}")
+                raise self._refusal(
+                    f"unknown target {target!r}: expected some of {', '.join(KNOWN_TARGETS)}"
+                    + did_you_mean(target, KNOWN_TARGETS)
+                )
         if not self.targets:
             raise self._refusal(f"no targets: expected some of {', '.join(KNOWN_TARGETS)}")
 
@@ -348,11 +352,36 @@ class PrebuiltFunction:
         return bundle.kernels_of(self.declared.name, self.values)
 
     def _missing(self, where: str, search: BundleSearch) -> KernelNotFound:
-        return KernelNotFound(
+        bundles = ", ".join(search.seen) or "none"
+        missing = (
             f"no kernel {self.declared.call_text(self.values)} for {where} in the bundles that are open or "
-            f"installed ({', '.join(search.seen) or 'none'}): open one that has it with cutlass_aot.open, "
-            "or choose policy jit" + "".join(f"; {problem}" for problem in search.problems)
+            f"installed ({bundles})"
         )
+        problems = "".join(f"; {problem}" for problem in search.problems)
+        undeclared = [
+            f"{key} is {value!r}, declared with {few(map(repr, self.declared.params[key]), 12)}"
+            for key, value in self.values.items()
+            if not any(type(value) is type(one) and value == one for one in self.declared.params[key])
+        ]
+        if undeclared:
+            return KernelNotFound(
+                f"{missing}: {'; '.join(undeclared)}: a build makes kernels of declared values alone"
+                + problems
+            )
+        return KernelNotFound(
+            f"{missing}: {self._present(search)}open one that has it with cutlass_aot.open, or choose policy "
+            f"jit{problems}"
+        )
+
+    def _present(self, search: BundleSearch) -> str:
+        """The parameters that the bundles do have it with; ``""`` if they have none of it."""
+        present = [
+            f"parameters={dict(group.parameters)}"
+            for bundle in search
+            for group in bundle.groups
+            if group.operation == self.declared.name and group.requests is None
+        ]
+        return f"they have it with {few(dict.fromkeys(present), 6)}; " if present else ""
 
     def _ordered(
         self, names: Sequence[str], operands: Sequence[Any], named: Mapping[str, Any]

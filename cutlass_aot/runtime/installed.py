@@ -15,7 +15,7 @@ from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_di
 from cutlass_aot.runtime.search_path import FOLDER, InstalledBundle, located
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.versions import order
-from cutlass_aot.schema.words import plural
+from cutlass_aot.schema.words import did_you_mean, plural
 
 Capability = tuple[int, int]
 """Compute capability of a GPU, as (major, minor)."""
@@ -278,5 +278,5 @@ def _nothing(name: str | None, version: str | None, gathered: _Gathered) -> Cutl
     untrusted = any(isinstance(error, UntrustedBundle) for error in gathered.unnamed)
     return (UntrustedBundle if untrusted else BundleError)(
         f"{missing} installed (installed bundles: {listed or 'none'}); install its wheel, or open a "
-        f"directory with cutlass_aot.open{problems}"
+        f"directory with cutlass_aot.open{problems}{did_you_mean(name, [known for known, _ in names])}"
     )

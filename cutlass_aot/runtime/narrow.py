@@ -25,6 +25,7 @@ from typing import Any
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.words import did_you_mean
 
 __all__ = ["decode", "encode", "pack", "unpack"]
 
@@ -141,7 +142,10 @@ def encode(values: Any, dtype: str) -> Any:
 
 def _bits(dtype: str) -> int:
     if dtype not in _FLOATS and dtype != "i4":
-        raise OperandError(f"element type {dtype!r}: expected one of {', '.join([*_FLOATS, 'i4'])}")
+        known = [*_FLOATS, "i4"]
+        raise OperandError(
+            f"element type {dtype!r}: expected one of {', '.join(known)}{did_you_mean(dtype, known)}"
+        )
     return DTYPES[dtype].bits
 
 

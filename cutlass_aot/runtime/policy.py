@@ -112,7 +112,11 @@ def use(policy: str) -> Iterator[None]:
 
 def _checked(policy: str, what: str) -> str:
     if policy not in POLICIES:
-        raise PolicyError(f"{what}: expected one of {', '.join(POLICIES)}, got {policy!r}")
+        from cutlass_aot.schema.words import did_you_mean
+
+        raise PolicyError(
+            f"{what}: expected one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}"
+        )
     return policy
 
 

@@ -1,9 +1,12 @@
-"""Numbers and lists as readable text, and removal of terminal control sequences."""
+"""Numbers and lists as readable text, words that may be meant, and removal of control sequences."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+
+_LONGEST_WORD = 200
+"""Longer text is not compared, which would take long: nobody misspells it."""
 
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
 
@@ -30,6 +33,20 @@ def few(values: Iterable[object], most: int = 3, *, separator: str = ", ") -> st
     texts = [str(value) for value in values]
     shown = separator.join(texts[:most]) or "none"
     return f"{shown}{separator.rstrip(', ')} and {len(texts) - most} more" if len(texts) > most else shown
+
+
+def did_you_mean(found: object, known: Iterable[str]) -> str:
+    """The end of a message about a word that is not known: ``; did you mean 'tile_shape'?``.
+
+    ``""`` if none of the known words is close to it. Case does not matter.
+    """
+    if not isinstance(found, str) or len(found) > _LONGEST_WORD:
+        return ""
+    from difflib import get_close_matches
+
+    words = {word.lower(): word for word in known if len(word) <= _LONGEST_WORD}
+    close = get_close_matches(found.lower(), words, 1)
+    return f"; did you mean {words[close[0]]!r}?" if close else ""
 
 
 def duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ import torch
 from cutlass_aot.errors import BundleError, OperandError
 from cutlass_aot.runtime.bundle import opened_bundles
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
+from cutlass_aot.schema.words import did_you_mean
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
@@ -89,7 +90,7 @@ def bundle_of(bundle: Bundle | str) -> Bundle:
     except KeyError:
         raise BundleError(
             f"no bundle is registered as {bundle!r} in this process: open it, and pass it to "
-            "cutlass_aot.torch.register"
+            f"cutlass_aot.torch.register{did_you_mean(bundle, _bundles)}"
         ) from None
 
 

@@ -17,6 +17,7 @@ from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.operands import OperandDescription, packed
+from cutlass_aot.schema.words import did_you_mean
 from cutlass_aot.tuning.reference import UNIT_ROUNDOFF
 
 Reference = Callable[..., Any]
@@ -75,7 +76,10 @@ def usual_extents(operands: Sequence[OperandConstraint], given: Mapping[str, int
     unknown = sorted(set(given) - set(names))
     if unknown:
         known = ", ".join(dict.fromkeys(names)) or "none"
-        raise OperandError(f"no operand has an extent {unknown[0]!r}: expected one of {known}")
+        raise OperandError(
+            f"no operand has an extent {unknown[0]!r}: expected one of {known}"
+            + did_you_mean(unknown[0], names)
+        )
     extent = _USUAL_EXTENTS.get(len(set(names)), _SMALL_EXTENT)
     return {name: given.get(name, extent) for name in names}
 

@@ -20,6 +20,7 @@ from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.simt_f64_gemm.generator import SimtF64Gemm
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
+from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS
 
@@ -36,12 +37,11 @@ tvm_ffi.load_module(sys.argv[1])[sys.argv[2]]
 print(time.monotonic() - begin)
 """
 
-_REINSTALL = 'pip install --force-reinstall "cutlass-aot[build]"'
 _ADVICE = {
-    "find": f"install what is missing: {_REINSTALL}",
-    "import": f"the DSL cannot be imported; install it again: {_REINSTALL}",
-    "compile": f"the DSL is installed and does not compile; install what this release pins: {_REINSTALL}",
-    "link": f"install ziglang, nvidia-cuda-runtime, nvidia-cuda-crt and apache-tvm-ffi again: {_REINSTALL}",
+    "find": "install what is missing: {install}",
+    "import": "the DSL cannot be imported; install it again: {install}",
+    "compile": "the DSL is installed and does not compile; install what this release pins: {install}",
+    "link": "install ziglang, nvidia-cuda-runtime, nvidia-cuda-crt and apache-tvm-ffi again: {install}",
     "slow": "the machine is busy, or the compiler hangs: --timeout gives it more seconds",
     "load": "the library was built and this machine cannot load it: see the C library above (glibc 2.17 or "
     "newer is needed), and install apache-tvm-ffi again",
@@ -109,6 +109,7 @@ def run_toolchain_test(*, timeout: float) -> ToolchainTest:
                 clock.seconds["load"] = _load(bundle, kernel)
         except CutlassAotError as error:
             advice = _ADVICE["slow" if str(error).startswith("timed out") else clock.step]
+            advice = advice.format(install=command_for("build", again=True))
             return ToolchainTest(kernel.name, clock.seconds, clock.step, str(error), advice)
     return ToolchainTest(kernel.name, clock.seconds)
 

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cutlass_aot.builder.compile.messages import Compile, Enumerate, Enumerated
+from cutlass_aot.builder.compile.messages import (
+    Alternatives,
+    Compile,
+    Enumerate,
+    Enumerated,
+    FindAlternatives,
+)
 from cutlass_aot.builder.compile.pool import Executor, Job, Pool, Result, ask_generators
 from cutlass_aot.builder.compile.schedule import expected_seconds
 from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Started
@@ -20,6 +26,9 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.store.artifacts import keep_artifact, keep_failure, read_artifact
 from cutlass_aot.store.durations import durations, remember_durations
 from cutlass_aot.store.store import Store
+
+MAX_EXPLAINED = 4
+"""Most questions without an answer for which it is found out what there is instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,25 @@ def enumerate_kernels(
     for question, answer in zip(questions, answers, strict=True):
         _check_answer(question, answer)
     return [(question, answer.kernels) for question, answer in zip(questions, answers, strict=True)]
+
+
+def find_alternatives(
+    pool: Pool,
+    answers: Sequence[tuple[Enumeration, Sequence[Kernel]]],
+    devices: Mapping[str, DeviceProfile],
+) -> dict[Enumeration, str]:
+    """What the generators have instead, for questions of tables for which they have no kernel at all.
+
+    It asks them for many other problems, and only of the first :data:`MAX_EXPLAINED` questions.
+    """
+    served = {question.table for question, kernels in answers if kernels}
+    questions = [question for question, _ in answers if question.table not in served][:MAX_EXPLAINED]
+    jobs = [
+        Job(item.name, FindAlternatives(item.generator, item.problem, item.target, devices.get(item.target)))
+        for item in questions
+    ]
+    found = ask_generators(pool, jobs, Alternatives) if jobs else []
+    return {question: answer.words for question, answer in zip(questions, found, strict=True)}
 
 
 def _check_answer(question: Enumeration, answer: Enumerated) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.errors import ToolchainError
 from cutlass_aot.generators.protocol import CompiledFunction
+from cutlass_aot.runtime.machine.installation import command_for
 
 _EXPORTER = "cutlass.cutlass_dsl.tvm_ffi_provider"
 
@@ -48,7 +49,7 @@ def _as_it_is() -> Iterator[None]:
     except AttributeError:
         raise ToolchainError(
             f"{_EXPORTER} of the installed DSL exports in a way that is not known: "
-            "install the release that this package pins: pip install 'cutlass-aot[build]'"
+            f"install the release that this package pins: {command_for('build')}"
         ) from None
 
     def unoptimised(module: Any, *, format: str, opt_level: int, enable_pic: bool) -> bytes:

@@ -7,6 +7,7 @@ the fork server  its command line                   :class:`Imported`
                  :class:`Fork`, with a descriptor   :class:`Forked`
                  :class:`Reap`                      :class:`Reaped`
 a worker         :class:`Enumerate`                 :class:`Reply` with :class:`Enumerated`
+                 :class:`FindAlternatives`          :class:`Reply` with :class:`Alternatives`
                  :class:`Rank`                      :class:`Reply` with ``Ranked``
                  :class:`Compile`                   :class:`Reply` with ``Artifact``
                  :class:`FindVersion`               :class:`Reply` with :class:`Version`
@@ -101,6 +102,23 @@ class Enumerated:
 
     kernels: tuple[Kernel, ...]
     design: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindAlternatives:
+    """Say what a generator has instead of nothing for a problem on a target."""
+
+    generator: GeneratorReference
+    problem: Problem
+    target: str
+    device: DeviceProfile | None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """What :func:`cutlass_aot.generators.alternatives.alternatives` gives."""
+
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +220,10 @@ class WorkerFailure:
     message: Annotated[str, OMIT] = ""
 
 
-Request = Enumerate | Rank | Compile | FindVersion | Trace
+Request = Enumerate | FindAlternatives | Rank | Compile | FindVersion | Trace
 """A request to a worker."""
 
-Answer = Enumerated | Ranked | Artifact | Version | Traced
+Answer = Enumerated | Alternatives | Ranked | Artifact | Version | Traced
 """A worker's answer, one class for each class of request."""
 
 
@@ -268,7 +286,7 @@ class Refused:
 
 
 _Message: Any = (
-    Imported | Fork | Forked | Reap | Reaped | Enumerate | Rank | Compile | FindVersion
+    Imported | Fork | Forked | Reap | Reaped | Enumerate | FindAlternatives | Rank | Compile | FindVersion
     | Trace | Reply | WorkerFailure | CompileRemotely | CompiledRemotely | Refused
 )  # fmt: skip
 

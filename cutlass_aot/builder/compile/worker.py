@@ -20,6 +20,7 @@ from cutlass_aot.builder.compile.export import export
 from cutlass_aot.builder.compile.messages import Answer, Reply, Request
 from cutlass_aot.builder.compile.trace import trace
 from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.generators.alternatives import alternatives
 from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import Generator, Ranker
@@ -95,6 +96,9 @@ def _answer(request: Request) -> Answer:
             device = cast(DeviceProfile, request.device)
             kernels = tuple(generator.enumerate(request.problem, request.target, device))
             return messages.Enumerated(kernels, tuple(sorted(generator.design)))
+        case messages.FindAlternatives():
+            device = cast(DeviceProfile, request.device)
+            return messages.Alternatives(alternatives(generator, request.problem, request.target, device))
         case messages.Rank():
             if not isinstance(generator, Ranker):
                 raise TypeError(f"generator {generator.name!r} cannot rank its kernels")

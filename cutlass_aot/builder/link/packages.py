@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cutlass_aot.errors import ToolchainError
+from cutlass_aot.runtime.machine.installation import command_for
 
 _MAX_NOTICE_BYTES = 1 << 22
-_INSTALL = "install it with: pip install 'cutlass-aot[build]'"
 
 
 def distribution(package: str) -> metadata.Distribution:
@@ -18,7 +18,8 @@ def distribution(package: str) -> metadata.Distribution:
         return metadata.distribution(package)
     except metadata.PackageNotFoundError:
         raise ToolchainError(
-            f"the package {package} is not installed, and the build side needs it; {_INSTALL}"
+            f"the package {package} is not installed, and the build side needs it; install it "
+            f"with: {command_for('build')}"
         ) from None
 
 
@@ -79,5 +80,5 @@ def license_notices(package: str, version: str) -> bytes:
 def _incomplete(package: str, missing: str) -> ToolchainError:
     return ToolchainError(
         f"the package {package} {distribution(package).version} came without its {missing}; "
-        f"re{_INSTALL} --force-reinstall"
+        f"reinstall it with: {command_for('build', again=True)}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_of
@@ -20,9 +21,11 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
+from cutlass_aot.schema.kernels.epilogue import NUMBER
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.key import key
-from cutlass_aot.schema.words import few
+from cutlass_aot.schema.words import did_you_mean, few
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
 
@@ -64,13 +67,14 @@ def _check_table(table: KernelTable, generator: Generator) -> None:
         raise ManifestError(
             f"{table.where}.operation: generator {generator.name!r} has no {table.operation!r}: "
             f"expected one of {', '.join(generator.operations)}"
+            + did_you_mean(table.operation, generator.operations)
         )
     possible = generator.targets(table.operation)
     for target in table.targets:
         if target not in possible:
             raise ManifestError(
                 f"{table.where}: generator {generator.name!r} cannot serve target {target}: "
-                f"expected some of {', '.join(possible)}"
+                f"expected some of {', '.join(possible)}{did_you_mean(target, possible)}"
             )
     filters = (*table.filters, *(item for group in table.exclude for item in group))
     _check_filters(filters, generator, table.where, TABLE_KEYS)
@@ -88,6 +92,7 @@ def _check_filters(
             raise ManifestError(
                 f"{where}: unknown key {design_filter.written!r}: expected {possible} "
                 f"the design of {generator.name!r}: {', '.join(known)}"
+                + did_you_mean(design_filter.written, (*others, *known, *generator.design))
             )
 
 
@@ -109,9 +114,14 @@ def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
 
 
 def select(
-    manifest: Manifest, answers: Sequence[tuple[Enumeration, Sequence[Kernel]]], dsl_version: str
+    manifest: Manifest,
+    answers: Sequence[tuple[Enumeration, Sequence[Kernel]]],
+    dsl_version: str,
+    alternatives: Mapping[Enumeration, str] = MappingProxyType({}),
 ) -> Selection:
     """Apply each table's filters to what its generator enumerated; a kernel named twice counts once.
+
+    ``alternatives`` says of questions without a kernel what their generator has instead.
 
     Kernels that the package or the manifest knows to be bad with this version of the DSL are left out, with a
     warning.
@@ -125,7 +135,9 @@ def select(
         found = [kernel for _, kernels in own for kernel in kernels]
         kept = _filtered(table, found)
         if not kept:
-            raise ManifestError(f"{table.where}: no kernel is left: " + _reason(table, own, found))
+            raise ManifestError(
+                f"{table.where}: no kernel is left: " + _reason(table, own, found, alternatives)
+            )
         rows = {kernel.digest: row for kernel in kept if (row := row_of(kernel, dsl_version, known))}
         hit.update(rows.values())
         bad = {kernel: row.reason for kernel, row in rows.items()}
@@ -148,11 +160,29 @@ def select(
             limit = table.max_per_group or len(members)
             for position in spread(len(members), limit):
                 chosen[members[position].digest] = members[position]
+    warnings += _undeclared_numbers(manifest)
     for index, row in enumerate(manifest.known_bad):
         if row not in hit and in_force(row, dsl_version):
             warnings.append(f"known_bad[{index}] leaves nothing out")
     kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
     return Selection(tuple(kernels), tuple(warnings))
+
+
+def _undeclared_numbers(manifest: Manifest) -> list[str]:
+    """Names that epilogues read and no table declares, which are numbers; each once with all its tables."""
+    tables: dict[str, list[str]] = {}
+    meant: dict[str, set[str]] = {}
+    for table, document in zip(manifest.tables, manifest.document.get("kernels", ()), strict=True):
+        declared = document.get("operands", {})
+        for operand in table.epilogue.operands if table.epilogue else ():
+            if operand.extents == NUMBER and operand.name not in declared:
+                tables.setdefault(operand.name, []).append(table.where)
+                meant.setdefault(operand.name, set()).update(declared, [ACCUMULATOR])
+    return [
+        f"{', '.join(where)}: `{name}` of the epilogue is declared nowhere: it is a number, passed by value; "
+        f"operands = {{ {name} = {{}} }} says that this is meant{did_you_mean(name, meant[name])}"
+        for name, where in tables.items()
+    ]
 
 
 def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:
@@ -207,11 +237,17 @@ def _design_order(kernel: Kernel) -> tuple[tuple[str, ...], tuple[tuple[int, ...
 
 
 def _reason(
-    table: KernelTable, own: Sequence[tuple[Enumeration, Sequence[Kernel]]], found: Sequence[Kernel]
+    table: KernelTable,
+    own: Sequence[tuple[Enumeration, Sequence[Kernel]]],
+    found: Sequence[Kernel],
+    alternatives: Mapping[Enumeration, str],
 ) -> str:
     if not found:
-        questions = "; ".join(question.name for question, _ in own)
-        return f"generator {table.generator!r} has none for {questions}"
+        texts = [
+            f"{question.name}{f': {alternatives[question]}' if question in alternatives else ''}"
+            for question, _ in own
+        ]
+        return f"generator {table.generator!r} has none for {few(texts, 4, separator='; ')}"
     left = list(found)
     for design_filter in table.filters:
         matching = [
@@ -232,7 +268,8 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
             values.add("x".join(map(str, value)) if isinstance(value, tuple) else str(value))
     if not values:
         return f"no kernel that is left has {full_name(design_filter.written)!r}"
-    return f"what is left has {few(sorted(values), 12)}"
+    meant = "".join(dict.fromkeys(did_you_mean(value, values) for value in design_filter.values))
+    return f"what is left has {few(sorted(values), 12)}{meant}"
 
 
 def load_selection(store: Store, plan: str) -> Selection | None:

@@ -24,6 +24,7 @@ from cutlass_aot.bundle.oci.artifact import MANIFEST_TYPE, MAX_OCI_MANIFEST_BYTE
 from cutlass_aot.bundle.oci.deadline import Deadline, with_deadline
 from cutlass_aot.bundle.oci.reference import DIGEST, Reference
 from cutlass_aot.errors import CorruptFile, RegistryError, ToolchainError
+from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.schema.bundles.catalog import FileReference
 from cutlass_aot.schema.encoding import digest
 
@@ -38,8 +39,7 @@ try:
     from urllib3.util import Retry
 except ImportError as error:
     raise ToolchainError(
-        f"the client for registries is not installed ({error.name} is missing): "
-        "pip install 'cutlass-aot[oci]'"
+        f"the client for registries is not installed ({error.name} is missing): {command_for('oci')}"
     ) from None
 
 SLOWEST = 1 << 14

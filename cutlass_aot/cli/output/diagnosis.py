@@ -7,33 +7,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from cutlass_aot.schema.versions import release
+
 WIDTH = 80
 
 
 def answer_lines(diagnosis: Mapping[str, Any]) -> Iterator[str]:
     """Lines for what :func:`cutlass_aot.doctor.bundle.diagnose` gives."""
-    # Names come from files of others, and must not control the terminal.
-    for line in _lines(diagnosis):
-        yield "".join(letter if letter.isprintable() else "?" for letter in line)
-
-
-def _lines(diagnosis: Mapping[str, Any]) -> Iterator[str]:
     yield "machine"
     yield from _machine(diagnosis["facts"])
     for bundle in diagnosis["bundles"]:
         yield f"bundle {bundle['name']} {bundle['version']}"
         yield from _wrapped(f"kernels for {_listed(bundle['targets'])}; hosts {_listed(bundle['hosts'])}")
         requirements = bundle["needs"]
-        yield from _wrapped(
-            f"needs a driver for CUDA {requirements['cuda_driver']}, "
-            f"apache-tvm-ffi {requirements['tvm_ffi']}, glibc {requirements['glibc']}"
-        )
+        yield from _wrapped(f"needs apache-tvm-ffi {requirements['tvm_ffi']}, glibc {requirements['glibc']}")
+        yield from _drivers(bundle["drivers"])
         yield "can run"
         yield from _verdict(bundle)
     if diagnosis["warnings"]:
         yield "warnings"
         for warning in diagnosis["warnings"]:
             yield from _wrapped(warning)
+
+
+def _drivers(drivers: Mapping[str, Mapping[str, str | None]]) -> Iterator[str]:
+    """A line for each driver that a target needs, the oldest first."""
+    by_cuda: dict[str, list[str]] = {}
+    for target, driver in drivers.items():
+        by_cuda.setdefault(str(driver["cuda"]), []).append(target)
+    for cuda, targets in sorted(by_cuda.items(), key=lambda item: release(item[0])):
+        first = drivers[targets[0]]["release"]
+        known = f", release {first} or newer" if first else ""
+        only = f", for {_listed(targets)}" if len(by_cuda) > 1 else ""
+        yield from _wrapped(f"needs a driver for CUDA {cuda}{known}{only}")
 
 
 def _machine(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from typing import Any
 from cutlass_aot.builder import events
 from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.records import Failure
-from cutlass_aot.cli.output.terminal import printable, say
+from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.errors import printable
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.words import duration, plural
 
@@ -248,12 +249,13 @@ class BarReport(Notes):
 
         if progress.doing:
             waited = duration(progress.now() - progress.since)
-            return [Text(f"{progress.doing}, {waited}", no_wrap=True, overflow="ellipsis")]
+            line = printable(f"{progress.doing}, {waited}")
+            return [Text(line, no_wrap=True, overflow="ellipsis")]
         rows = []
         if progress.total:
             rows.append(_bar("compiling", progress.done, progress.total, _speed(progress), width))
             for line in _state(progress, width):
-                rows.append(Text(line, no_wrap=True, overflow="ellipsis", style="dim"))
+                rows.append(Text(printable(line), no_wrap=True, overflow="ellipsis", style="dim"))
         if progress.libraries:
             rows.append(_bar("linking", progress.linked, progress.libraries, ["libraries"], width))
         return rows

@@ -8,21 +8,7 @@ from __future__ import annotations
 
 import click
 
-
-def printable(text: str) -> str:
-    """Text with every character that a terminal may act on as an escape, such as ``\\x1b``.
-
-    Line breaks and tabs stay. Characters that change the direction of writing, and halves of surrogate pairs,
-    are escaped too.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        character
-        if character.isprintable() or character in "\n\t"
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+from cutlass_aot.errors import printable
 
 
 def say(text: object = "", *, err: bool = False) -> None:

@@ -41,10 +41,15 @@ MAX_KEY_FILE = 1 << 16
 _PEM = b"-----BEGIN "
 """Beginning of each item in a PEM file. Source: RFC 7468, section 2."""
 
-_NEEDED = (
-    "keys and signatures need the package cryptography, which cannot be imported here ({}): "
-    "pip install 'cutlass-aot[sign]'"
-)
+
+def _cryptography_needed(error: ImportError) -> SignatureError:
+    # Imported here: every program that opens a bundle imports this module.
+    from cutlass_aot.runtime.machine.installation import command_for
+
+    return SignatureError(
+        f"keys and signatures need the package cryptography, which cannot be imported here ({error}): "
+        + command_for("sign")
+    )
 
 
 NO_POLICY = TrustPolicy()
@@ -141,7 +146,7 @@ def ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519 as module
     except ImportError as error:
-        raise SignatureError(_NEEDED.format(error)) from None
+        raise _cryptography_needed(error) from None
     return module
 
 
@@ -159,7 +164,7 @@ def serialization() -> Any:
     try:
         from cryptography.hazmat.primitives import serialization as module
     except ImportError as error:
-        raise SignatureError(_NEEDED.format(error)) from None
+        raise _cryptography_needed(error) from None
     return module
 
 

@@ -254,10 +254,17 @@ def _python(found: str | None) -> Iterator[Reason]:
 
 
 def _driver(machine: Machine, cuda: tuple[int, int] | None, requirements: Requirements) -> Iterator[Reason]:
-    lowest = major_minor(requirements.versions.cuda_driver)
-    if cuda is not None and cuda >= lowest:
+    if cuda is not None and cuda >= major_minor(requirements.versions.cuda_driver):
         return
+    by_target = cuda_by_target(requirements)
+    running = [runnable_targets(by_target, c) for c in map(_capability, machine.gpus or ()) if c]
+    known = [min(by_target[name] for name in targets) for targets in running if targets]
+    lowest = max(known) if known else min(by_target.values())
     required = f"{requirements.name} needs one for CUDA {text_of(lowest)} or newer"
+    # Where nobody knows which GPU there is, each target says what it needs.
+    more = {} if known else {name: other for name, other in by_target.items() if other > lowest}
+    if more:
+        required += f" ({', '.join(f'{text_of(other)} for {name}' for name, other in more.items())})"
     if machine.driver is None:
         problem = f"there is no NVIDIA driver, {required}"
     elif cuda is not None:
@@ -267,8 +274,7 @@ def _driver(machine: Machine, cuda: tuple[int, int] | None, requirements: Requir
             f"the driver (release {machine.driver.release}) is for no CUDA version that is known, {required}"
         )
     # The advice names one upgrade that is enough.
-    running = [runnable_targets(requirements.targets, c) for c in map(_capability, machine.gpus or ()) if c]
-    enough = max([lowest, *(_nearest(targets)[1] for targets in running if targets)])
+    enough = max([lowest, *more.values()])
     yield Reason("driver", problem, upgrade_to(enough, "upgrade" if machine.driver else "install"))
 
 
@@ -289,6 +295,20 @@ def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, requirements: Requirements) -> 
     problem = f"{_supports(cuda)}, {nearest} cubins for {gpu.name} need CUDA {text_of(lowest)} or newer"
     lowest = max(lowest, major_minor(requirements.versions.cuda_driver))
     return GpuAnswer(gpu, (), (Reason("driver", problem, upgrade_to(lowest)),))
+
+
+def cuda_by_target(requirements: Requirements) -> dict[str, tuple[int, int]]:
+    """The CUDA version that a driver has to support, for each target by its name, sorted.
+
+    A target that is not known, and a bundle of none, have that of the functions which the libraries call.
+    """
+    own = major_minor(requirements.versions.cuda_driver)
+    found = {}
+    for name in sorted(requirements.targets) or [""]:
+        found[name] = own
+        with contextlib.suppress(ValueError):
+            found[name] = max(own, minimum_cuda(Target.parse(name)))
+    return found
 
 
 def _nearest(targets: Sequence[str]) -> tuple[str, tuple[int, int]]:

@@ -10,7 +10,7 @@ from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.design import DesignValue, full_name, matches
-from cutlass_aot.schema.words import few
+from cutlass_aot.schema.words import did_you_mean, few
 
 Filters = Mapping[str, "str | Sequence[str]"]
 
@@ -70,6 +70,7 @@ def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
             raise BundleError(
                 f"unknown filter {name!r}: expected one of {', '.join(GENERAL_FILTERS)}, or of the design "
                 f"and the parameters: {', '.join(sorted(known))}"
+                + did_you_mean(name, (*GENERAL_FILTERS, *known))
             )
 
 
@@ -139,9 +140,11 @@ def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHa
     if len(found) == 1:
         return found[0]
     if not found:
+        # Compared with as much of each name as was given.
+        meant = did_you_mean(name, {handle.name[: len(name)] for handle in handles})
         raise BundleError(
-            f"bundle {bundle} has no kernel whose name or digest begins with {name!r}: "
-            "cutlass-aot ls shows what it has"
+            f"bundle {bundle} has no kernel whose name or digest begins with {name!r}: cutlass-aot ls shows "
+            f"what it has{meant}"
         )
     shown = few((handle.name for handle in found), 5)
     raise BundleError(

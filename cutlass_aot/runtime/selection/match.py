@@ -80,7 +80,7 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
         return Rejected(f"expected epilogue {group.epilogue!r}, got {query.epilogue!r}", -2)
     if group.parameters != query.parameters:
         expected, got = dict(group.parameters), dict(query.parameters)
-        return Rejected(f"expected parameters {expected}, got {got}", -2)
+        return Rejected(f"expected parameters={expected}, got {got or 'none'}", -2)
     if group.target not in query.targets:
         return Rejected(f"built for {group.target}, asked for {query.where}", -1)
     order = arrangement(operand_names(group), len(query.operands), query.names)
@@ -240,16 +240,41 @@ def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
     """The message for a query that nothing serves, with the nearest groups."""
+    # Imported here, as below: a kernel that is found needs no words.
+    from cutlass_aot.schema.words import did_you_mean, few
+
     missing = f"bundle {bundle} has no kernel for {query}"
     if not groups:
         return f"{missing}. The bundle is empty"
+    callable_groups = [group for group in groups if group.requests is None]
+    own = [group for group in callable_groups if group.operation == query.operation]
+    if callable_groups and not own:
+        operations = sorted({group.operation for group in callable_groups})
+        return (
+            f"bundle {bundle} has no kernel for operation {query.operation!r}: it has "
+            f"{few(operations, 12)}{did_you_mean(query.operation, operations)}"
+        )
     targets = sorted({group.target for group in groups})
     if not set(targets) & set(query.targets):
         return (
             f"bundle {bundle} has nothing for {query.where}: it has kernels for {', '.join(targets)}, "
             "and a target is an exact name"
         )
+    if own and all(group.parameters != query.parameters for group in own):
+        return f"{missing}: {_other_parameters(own, query)}"
     explanation = explain(groups, query)
     nearest, verdict = explanation[0]
     more = "; explain() has the reason for each group" if len(groups) > 1 else ""
     return f"{missing}. Nearest is {nearest.name}: {verdict.reason}{more}"
+
+
+def _other_parameters(groups: Sequence[GroupEntry], query: Query) -> str:
+    """Which parameters the groups of an operation have, where none has the query's; the nearest first."""
+    from cutlass_aot.schema.words import few
+
+    found = list(dict.fromkeys(group.parameters for group in groups))
+    found.sort(key=lambda parameters: len({*parameters} - {*query.parameters}))
+    if not found[0]:
+        return f"its kernels of {query.operation} take no parameters"
+    shown = few((f"parameters={dict(each)}" for each in found), 6)
+    return f"it has kernels of {query.operation} with {shown}: name one of them"

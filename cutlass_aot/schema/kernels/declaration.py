@@ -12,6 +12,7 @@ from cutlass_aot.schema.kernels.constraints import (
     extent_of,
 )
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.words import did_you_mean
 
 VALUE_DTYPES = ("f64", "f32", "i64", "i32")
 """Element types of numbers that are passed by value."""
@@ -68,6 +69,7 @@ class Operand:
         if dtype is None:
             raise self._refusal(
                 f"unknown element type {self.dtype!r}: expected one of {', '.join(DTYPES)}, or None"
+                + did_you_mean(self.dtype, DTYPES)
             )
         if isinstance(self.extents, str) or not isinstance(self.extents, Sequence):
             raise self._refusal(f"extents {self.extents!r}: expected a tuple such as ('T', 128)")

@@ -18,6 +18,7 @@ from cutlass_aot.schema.kernels.formula import (
     names_in,
     parse_formula,
 )
+from cutlass_aot.schema.words import did_you_mean
 
 MATRIX: tuple[str | int, ...] = ("L", "M", "N")
 ROW: tuple[str | int, ...] = ("N",)
@@ -150,7 +151,9 @@ def _declared(name: str, entries: Mapping[str, object]) -> EpilogueOperand:
         )
     for key in entries:
         if key not in _KEYS:
-            raise ManifestError(f"{where}: unknown key {key!r}: expected one of {', '.join(_KEYS)}")
+            raise ManifestError(
+                f"{where}: unknown key {key!r}: expected one of {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}"
+            )
     dtype = _word(where, entries, "dtype", "f32", DTYPES)
     extents = EXTENTS[_word(where, entries, "extents", "", tuple(EXTENTS))]
     if extents == NUMBER and dtype != "f32":
@@ -170,7 +173,9 @@ def _word(where: str, entries: Mapping[str, object], key: str, default: str, all
     value = entries[key]
     if not isinstance(value, str) or value not in allowed:
         shown = ", ".join(word if word else repr(word) for word in allowed)
-        raise ManifestError(f"{where}.{key}: unknown {value!r}: expected one of {shown}")
+        raise ManifestError(
+            f"{where}.{key}: unknown {value!r}: expected one of {shown}{did_you_mean(value, allowed)}"
+        )
     return value
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
+from cutlass_aot.schema.words import did_you_mean
 
 ACCUMULATOR = "accum"
 """Name of the GEMM's result before the epilogue."""
@@ -394,7 +395,10 @@ class _Reader:
                 "two elements, maximum() and minimum()"
             )
         if function not in self.functions:
-            raise self.error(f"unknown function {function!r}: expected one of {', '.join(self.functions)}")
+            raise self.error(
+                f"unknown function {function!r}: expected one of {', '.join(self.functions)}"
+                + did_you_mean(function, self.functions)
+            )
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
             raise self.error(f"{function}() takes expressions alone, without names or stars")
         count = self.functions[function]

@@ -89,7 +89,11 @@ NOTHING = OperandDescription(NONE, (), (), is_number=True)
 def _checked_dtype(name: Any) -> DType:
     found = DTYPES.get(name) if isinstance(name, str) else None
     if found is None:
-        raise OperandError(f"unknown dtype {name!r}: expected one of {', '.join(DTYPES)}")
+        from cutlass_aot.schema.words import did_you_mean
+
+        raise OperandError(
+            f"unknown dtype {name!r}: expected one of {', '.join(DTYPES)}{did_you_mean(name, DTYPES)}"
+        )
     return found
 
 

@@ -27,6 +27,7 @@ from typing import Any
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.kernels.operands import MAX_EXTENT
 from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.words import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -80,7 +81,10 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
         unknown = sorted(set(table) - set(_KEYS))
         if unknown:
             known = ", ".join(f"`{key}`" for key in _KEYS)
-            raise ManifestError(f"{what}: unknown key `{name}.{unknown[0]}`: expected one of {known}")
+            raise ManifestError(
+                f"{what}: unknown key `{name}.{unknown[0]}`: expected one of {known}"
+                + did_you_mean(unknown[0], _KEYS)
+            )
         if "groups" in table:
             notes.append(f"{what}: table [{name}] has `groups`: its `nk` are taken as dense problems")
         where = f"{name}.m" if "m" in table else "m"

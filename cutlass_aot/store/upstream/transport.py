@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cutlass_aot.errors import StoreError
+from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.store.layout import NEW
 
 Value = TypeVar("Value")
@@ -43,7 +44,7 @@ class Transport:
             from fsspec.core import url_to_fs
         except ImportError:
             raise StoreError(
-                f"{name} needs fsspec, which is not installed: pip install 'cutlass-aot[remote]'"
+                f"{name} needs fsspec, which is not installed: {command_for('remote')}"
             ) from None
         options = {"skip_instance_cache": True, **options}
         if url.partition("://")[0] in _WEB:

@@ -59,8 +59,12 @@ def test_a_new_generator_compiles_for_the_operands_that_it_is_asked_for(folder: 
     done = cutlass_aot(folder, "try", source)
     assert done.returncode == 1
     assert (
-        "has no kernel for blend on sm_80; --dtypes, --layouts and --accumulator name operands" in done.stderr
-    )
+        "has no kernel for blend on sm_80: it has some with all operands of f32 and accumulator f32, layouts "
+        "ttt; --dtypes, --layouts and --accumulator name operands"
+    ) in done.stderr
+    done = cutlass_aot(folder, "try", source, *operands[:3], "tnt", *operands[4:])
+    assert done.returncode == 1
+    assert "it has some with layouts ttt" in done.stderr
 
 
 def test_the_lines_say_what_the_kernel_needs(folder: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.messages import (
+    Alternatives,
     Compile,
     CompiledRemotely,
     CompileRemotely,
     Enumerate,
     Enumerated,
+    FindAlternatives,
     FindVersion,
     Fork,
     Forked,
@@ -49,10 +51,12 @@ MESSAGES = [
     Imported(None, "cutlass_aot/__init__.py", {"a": "b"}),
     Fork("worker.log"), Forked(7), Reap(7), Reaped(-9),
     Enumerate(GENERATOR, PROBLEM, "sm_90a", load_profile("h200")),
+    FindAlternatives(GENERATOR, PROBLEM, "sm_90a", None),
     Rank(GENERATOR, PROBLEM, "sm_90a", (gemm(),), (Extents(1, 2, 3, 4),), "model", "H200"),
     COMPILE,
     FindVersion(GENERATOR, {"a.py": "b"}),
     Reply(Enumerated((gemm(),), ("family",)), 1),
+    Reply(Alternatives("it has some with f32 as `out`"), 1),
     Reply(Ranked(frozenset({"b", "a"}), ((("a",), ("b",)), ()), "no answer"), 1),
     Reply(ARTIFACT, 1),
     Reply(Version("1"), 1),

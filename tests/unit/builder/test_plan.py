@@ -310,3 +310,32 @@ def test_a_generator_that_writes_another_name_is_refused():
     selection = Selection((gemm(generator="somebody"),), ())
     with pytest.raises(GeneratorError, match="a generator writes its own name"):
         kernel_keys(selection, load_sources(parsed).versions, "toolchain")
+
+
+def test_where_a_generator_has_nothing_what_it_has_instead_is_said():
+    parsed = manifest('layouts = ["tnt", "ttt"]\n')
+    first, second = questions = enumerations(parsed, load_sources(parsed))
+    alternatives = {first: "it has some with bf16 as `b`"}
+    with pytest.raises(ManifestError) as caught:
+        select(parsed, [(question, []) for question in questions], "4.8.1", alternatives)
+    assert str(caught.value) == (
+        "kernels[0]: no kernel is left: generator 'cutlass.operators' has none for "
+        f"{first.name}: it has some with bf16 as `b`; {second.name}"
+    )
+
+
+def test_a_name_in_an_epilogue_that_is_declared_nowhere_is_said_once():
+    table = """
+epilogue = "D = relu(accum * alpha) + bia + beta + bias"
+operands = { bias = { extents = "N" }, beta = {} }
+"""
+    more = HEAD[HEAD.index("[[kernels]]") :] + table
+    parsed = manifest(table + more)
+    questions = enumerations(parsed, load_sources(parsed))
+    found = select(parsed, [(question, TILES) for question in questions], "4.8.1").warnings
+    assert [warning for warning in found if "epilogue" in warning] == [
+        "kernels[0], kernels[1]: `alpha` of the epilogue is declared nowhere: it is a number, passed by "
+        "value; operands = { alpha = {} } says that this is meant",
+        "kernels[0], kernels[1]: `bia` of the epilogue is declared nowhere: it is a number, passed by "
+        "value; operands = { bia = {} } says that this is meant; did you mean 'bias'?",
+    ]

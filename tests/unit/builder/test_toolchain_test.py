@@ -13,6 +13,7 @@ from cutlass_aot.builder.build import BuildResult
 from cutlass_aot.builder.check import toolchain_test
 from cutlass_aot.cli import main
 from cutlass_aot.errors import LinkError, ToolchainError
+from cutlass_aot.runtime.machine.installation import command_for
 from tests.support.build_events import artifact, failure, planned
 
 
@@ -55,7 +56,7 @@ def test_no_compiler(building, doctor):
     assert out.endswith(
         "build\n"
         "  failed: find the packages, digest their files: the build side is not installed: ziglang missing\n"
-        '  install what is missing: pip install --force-reinstall "cutlass-aot[build]"\n'
+        f"  install what is missing: {command_for('build', again=True)}\n"
     )
 
 

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import cutlass_aot.builder.check.undeclared
+import cutlass_aot.doctor.bundle
 import tests.support.misbehaving  # noqa: F401 (its import registers a generator, which a test takes back)
 from cutlass_aot.builder.events import Compiled, Failed, Planned
 from cutlass_aot.builder.records import Failure, PlannedKernel
@@ -371,3 +374,78 @@ def test_sizes_and_plurals_read_well():
     assert [plural(1, "library"), plural(2, "library"), plural(0, "kernel")] == [
         "1 library", "2 libraries", "0 kernels",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("buil", "m.toml"), "build"),
+        (("doktor",), "doctor"),
+        (("try", "swiglu", "--no-run"), "swiglu_fp8"),
+        (("check", "swiglu_fp16"), "swiglu_fp8"),
+        (("try", "swiglu_fp8", "--no-run", "--target", "sm_90"), "sm_90a"),
+        (("show", "BUNDLE", "gemn-"), "gemm-"),
+        (("doctor", "smal", "--json"), "small"),
+        (("installed", "smal"), "small"),
+    ],
+)
+def test_a_misspelt_word_is_told_from_those_that_are_known(run, tmp_path, monkeypatch, arguments, meant):
+    bundle = write_bundle(tmp_path / "bundle", [gemm()])
+    monkeypatch.setenv("CUTLASS_AOT_BUNDLE_PATH", str(bundle))
+    monkeypatch.setattr(
+        cutlass_aot.doctor.bundle, "installed_bundles", lambda: [SimpleNamespace(name="small", path=bundle)]
+    )
+    _, out, err = run(*(str(bundle) if word == "BUNDLE" else word for word in arguments))
+    assert (err or out).rstrip().endswith(f"; did you mean '{meant}'?")
+
+
+def test_a_misspelt_key_of_a_manifest(run, tmp_path):
+    manifest = tmp_path / "m.toml"
+    text = """
+[bundle]
+name = "m"
+targets = ["sm_90a"]
+device = "h200"
+[[kernels]]
+generator = "cutlass.operators"
+ab = "bf16"
+"""
+    for more, meant in (
+        ('tile_shap = "128x128x64"', "tile_shape"),
+        ("max_per_grup = 3", "max_per_group"),
+        ("[selekt]\nkeep = 1", "select"),
+    ):
+        manifest.write_text(f"{text}{more}\n")
+        status, _, err = run("plan", manifest, "--store", tmp_path / "store")
+        assert status == 2
+        assert err.rstrip().endswith(f"; did you mean '{meant}'?")
+
+
+DECLARED = """
+import cutlass_aot
+@cutlass_aot.kernel(name="{name}", params={{"n": [1]}})
+def {name}(n):
+    return None
+"""
+
+
+@pytest.mark.parametrize("form", ["{}", "{}:checked_file"])
+def test_check_takes_the_file_that_declares_a_kernel(run, tmp_path, monkeypatch, form):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / f"declared_{len(form)}.py"
+    file.write_text(DECLARED.format(name="checked_file" if ":" in form else "checked_alone"))
+    monkeypatch.setattr(cutlass_aot.builder.check.undeclared, "undeclared", lambda name, target: [])
+    status, out, err = run("check", form.format(file))
+    name = "checked_file" if ":" in form else "checked_alone"
+    assert (status, out, err) == (0, f"{name}: its code follows from its parameters\n", "")
+
+
+def test_check_says_which_file_and_which_names_it_takes(run, tmp_path):
+    status, _, err = run("check", tmp_path / "none.py")
+    assert status == 1
+    assert "no such file: expected one that declares a kernel, or a kernel's name" in err
+    status, _, err = run("check", "swiglo")
+    assert (
+        "a module through `plugins` in the manifest or --plugin, a file as FILE.py to `try` and `check`"
+        in err
+    )

@@ -195,3 +195,10 @@ def test_every_event_is_one_line_of_sorted_plain_json(capsys):
         "event": "planned", "at": 0, "kernels": 4, "missing": 3, "present": 1, "warnings": ["no INT8 there"],
     }  # fmt: skip
     assert records[-1]["bundle"] == "out/b"
+
+
+def test_what_others_have_named_is_drawn_with_its_control_characters_escaped(bars):
+    report = bars(200)
+    report(events.Running("python \x1b]0;owned\x07", "sm_90a"))
+    (line,) = picture(report, 200)
+    assert line.startswith("recording python \\x1b]0;owned\\x07 for sm_90a")

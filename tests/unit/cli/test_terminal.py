@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import pickle
+import traceback
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutlass_aot.cli import main
-from cutlass_aot.cli.output.terminal import printable
+from cutlass_aot.errors import BundleError, CutlassAotError, printable
+from cutlass_aot.runtime.bundle import open_bundle
 from tests.support.bundles import write_bundle
 from tests.support.kernels import gemm
 from tests.support.paths import REPOSITORY
@@ -58,6 +61,42 @@ def test_an_error_that_names_a_file(tmp_path: Path, capfd: pytest.CaptureFixture
     printed = "".join(capfd.readouterr())
     assert "\\x1b]0;owned" in printed
     assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (TITLE,),
+        ("ls", "bundle", TITLE),
+        ("ls", f"--{TITLE}"),
+        ("build", "m.toml", "--executor", TITLE),
+        ("try", "axpy", "--extent", TITLE),
+        ("build", TITLE, "--shard"),
+        ("store", TITLE),
+    ],
+)
+def test_words_of_the_user_in_an_error_of_use(
+    arguments: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    assert caught.value.code == 2
+    printed = "".join(capfd.readouterr())
+    assert "Error: " in printed
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+
+
+def test_an_error_wherever_it_is_shown(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path / "bundle", [gemm()], name=TITLE)
+    with pytest.raises(CutlassAotError) as caught:
+        open_bundle(root, check=False).kernel("none")
+    shown = "".join(traceback.format_exception(caught.value)) + f"{caught.value}"
+    assert shown.count("\\x1b]0;owned\\x07") == 2
+    assert "\x1b" not in shown
+    # What it was made of stays as it is.
+    assert BundleError(TITLE).args == (TITLE,)
+    assert pickle.loads(pickle.dumps(BundleError(TITLE))).args == (TITLE,)
 
 
 def test_nothing_else_prints_what_it_did_not_make_itself() -> None:

@@ -188,7 +188,7 @@ def test_something_that_is_no_tensor(bundle: Bundle) -> None:
 
 
 def test_another_operation_and_epilogue(bundle: Bundle) -> None:
-    with pytest.raises(KernelNotFound, match="expected operation gemm, got conv"):
+    with pytest.raises(KernelNotFound, match="has no kernel for operation 'conv': it has gemm"):
         bundle.find(*operands(), operation="conv")
     with pytest.raises(KernelNotFound, match="expected epilogue '', got 'relu'"):
         bundle.find(*operands(), epilogue="relu")

@@ -477,6 +477,41 @@ def test_parameters_that_no_bundle_has_are_a_miss_at_once(tmp_path, fresh, name)
     assert policy.misses() == {"scale_rows(n=128, fast=False) on any GPU": 1}
 
 
+def test_a_miss_says_with_which_parameters_there_are_kernels(tmp_path, fresh):
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", [record(n=64), gemm()]))
+    fresh.append(bundle)
+    with policy.use("required"):
+        with pytest.raises(KernelNotFound, match=r"it with parameters=\{'fast': False, 'n': 64\}; "):
+            scale_rows(n=128, fast=False)
+        with pytest.raises(KernelNotFound) as caught:
+            scale_rows(n=96, fast=False)
+    assert "n is 96, declared with 64, 128: a build makes kernels of declared values alone" in str(
+        caught.value
+    )
+
+
+def test_a_query_that_names_no_parameters_is_told_which_there_are(tmp_path):
+    kernels = [record(n=64), record(n=128), record(n=128, fast=True), gemm()]
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels))
+    rows = cutlass_aot.describe((7, 128), "bf16")
+    with pytest.raises(KernelNotFound) as caught:
+        bundle.choose(rows, rows, 0.5, operation="scale_rows", target="sm_90a")
+    assert "it has kernels of scale_rows with parameters={" in str(caught.value)
+    with pytest.raises(KernelNotFound) as caught:
+        bundle.choose(
+            rows, rows, 0.5, operation="scale_rows", parameters={"n": 96, "fast": True}, target="sm_90a"
+        )
+    # The nearest come first.
+    assert "with parameters={'fast': True, 'n': 128}, parameters={" in str(caught.value)
+    with pytest.raises(KernelNotFound, match="its kernels of gemm take no parameters"):
+        bundle.choose(rows, rows, rows, parameters={"n": 128}, target="sm_90a")
+    with pytest.raises(KernelNotFound) as caught:
+        bundle.choose(rows, rows, 0.5, operation="scale_row", target="sm_90a")
+    assert str(caught.value).endswith(
+        "no kernel for operation 'scale_row': it has gemm, scale_rows; did you mean 'scale_rows'?"
+    )
+
+
 def test_other_parameters_than_those_of_the_function_are_a_type_error():
     with pytest.raises(TypeError, match="missing a required argument: 'fast'"):
         scale_rows(n=128)
