@@ -1,7 +1,6 @@
 """The errors of this package. Each message says what was found, what was expected and what to do next.
 
-The command line exits with an error's ``exit_code``: 1, something failed; 2, it was used wrongly; 3, no
-trusted key has signed the bundle.
+The command line exits with an error's ``exit_code``, which is an :class:`ExitCode`.
 
 Docstrings of the public interface list the errors that a call raises. Other docstrings leave out these:
 
@@ -18,6 +17,8 @@ Docstrings of the public interface list the errors that a call raises. Other doc
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 __all__ = [
     "ArtifactError",
@@ -52,16 +53,35 @@ __all__ = [
 ]
 
 
+class ExitCode(IntEnum):
+    """The exit statuses of the command line; ``meaning`` says in words when it exits with one."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> ExitCode:
+        """A status and its meaning."""
+        made = int.__new__(cls, code)
+        made._value_ = code
+        made.meaning = meaning
+        return made
+
+    GOOD = 0, "all that was asked for is done, and nothing is wrong"
+    FAILED = 1, "something failed, or what was checked is not good"
+    MISUSED = 2, "wrong use: an option, an argument, a manifest or a name"
+    UNTRUSTED = 3, "a bundle that no trusted key has signed"
+    INTERRUPTED = 130, "interrupted, from the terminal or by SIGTERM"
+
+
 class CutlassAotError(Exception):
     """Root of every error that this package raises on purpose."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
 
 
 class ManifestError(CutlassAotError):
     """A manifest is malformed, or asks for something that does not exist."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class GeneratorError(CutlassAotError):
@@ -91,7 +111,7 @@ class ExecutorError(CutlassAotError):
 class FactsError(CutlassAotError):
     """A file that should hold the facts of a machine does not."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class StoreError(CutlassAotError):
@@ -117,7 +137,7 @@ class RegistryError(CutlassAotError):
 class RegistryNameError(CutlassAotError):
     """The name of something in a registry is malformed, or lacks a part that the command needs."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class Incompatible(CutlassAotError):
@@ -131,13 +151,13 @@ class DeviceError(CutlassAotError):
 class OperandError(CutlassAotError):
     """An operand cannot be described, or a kernel cannot be launched on it."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class PolicyError(CutlassAotError):
     """There is no policy of that name."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class ReportError(CutlassAotError):
@@ -179,4 +199,4 @@ class SignatureError(CutlassAotError):
 class UntrustedBundle(CutlassAotError):
     """Keys are required, and none of them has signed the bundle."""
 
-    exit_code = 3
+    exit_code = ExitCode.UNTRUSTED

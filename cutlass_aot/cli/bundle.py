@@ -27,7 +27,7 @@ def command() -> None:
 
 
 @command.command("unpack", short_help="Unpack a bundle into plain files, for programs without Python.")
-@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@bundle_argument
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option(
     "--kernel",

@@ -13,7 +13,7 @@ from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.runtime.machine.compatibility import Answer, GpuAnswer, Machine, Reason, Requirements, decide
-from cutlass_aot.runtime.search_path import installed_bundles
+from cutlass_aot.runtime.search_path import installed_directories
 from cutlass_aot.schema.bundles.catalog import Catalog
 from cutlass_aot.schema.targets import Target
 
@@ -37,16 +37,14 @@ def find_bundles(name: str) -> list[NamedCatalog]:
         problem = (error.strerror if isinstance(error, OSError) else "") or str(error)
     else:
         return [NamedCatalog(name, read_catalog(path) if stat.S_ISDIR(mode) else read_wheel_catalog(path))]
-    installed = installed_bundles()
-    found = [bundle.path for bundle in installed if bundle.name == name and bundle.path is not None]
-    if not found and problem:
-        raise BundleError(f"{name!r} cannot be read: {problem}; nor is a bundle of that name installed")
-    if not found:
-        listed = ", ".join(dict.fromkeys(bundle.name for bundle in installed)) or "none"
+    try:
+        found = installed_directories(name, "a directory, a wheel")
+    except BundleError:
+        if not problem:
+            raise
         raise BundleError(
-            f"{name!r} is not a bundle: expected a directory, a wheel, or the name of an installed bundle "
-            f"(installed: {listed})"
-        )
+            f"{name!r} cannot be read: {problem}; nor is a bundle of that name installed"
+        ) from None
     return [NamedCatalog(str(folder), read_catalog(folder)) for folder in found]
 
 
