@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
+from cutlass_aot.bundle.wheel.verify import look_at_wheel
 from cutlass_aot.doctor.facts import facts_record
 from cutlass_aot.doctor.warnings import warnings
-from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime.files.verified_read import read_catalog
+from cutlass_aot.errors import BundleError, SignatureError, UntrustedBundle
+from cutlass_aot.runtime.files import trust
+from cutlass_aot.runtime.files.verified_read import manifest_bytes, read_catalog
 from cutlass_aot.runtime.machine.compatibility import Answer, GpuAnswer, Machine, Reason, Requirements, decide
 from cutlass_aot.runtime.search_path import installed_directories
 from cutlass_aot.schema.bundles.catalog import Catalog
@@ -48,8 +50,10 @@ def find_bundles(name: str) -> list[NamedCatalog]:
     return [NamedCatalog(str(folder), read_catalog(folder)) for folder in found]
 
 
-def diagnose(bundles: list[NamedCatalog], facts: Machine) -> dict[str, Any]:
+def diagnose(bundles: list[NamedCatalog], facts: Machine, *, here: bool = False) -> dict[str, Any]:
     """The answer for a machine, as plain data.
+
+    ``here`` is whether the bundles are to be opened in this environment: keys that are required count then.
 
     Keys: ``accepted`` (whether any of the bundles is), ``facts`` (:mod:`cutlass_aot.doctor.facts`),
     ``warnings``, and ``bundles``, each with ``name``, ``version``, ``where``, ``targets``, ``hosts``,
@@ -57,7 +61,10 @@ def diagnose(bundles: list[NamedCatalog], facts: Machine) -> dict[str, Any]:
     a GPU ``name``, ``target`` (None if no target serves it), ``kind`` of it, ``targets`` (all that would
     do) and ``reasons``.
     """
-    answers = [_answer(bundle, decide(facts, Requirements.of(bundle.catalog))) for bundle in bundles]
+    answers = []
+    for bundle in bundles:
+        answer = decide(facts, Requirements.of(bundle.catalog))
+        answers.append(_answer(bundle, answer, _distrust(bundle.where) if here else []))
     return {
         "accepted": any(answer["accepted"] for answer in answers),
         "facts": facts_record(facts),
@@ -66,7 +73,22 @@ def diagnose(bundles: list[NamedCatalog], facts: Machine) -> dict[str, Any]:
     }
 
 
-def _answer(bundle: NamedCatalog, answer: Answer) -> dict[str, Any]:
+def _distrust(where: str) -> list[Reason]:
+    """Why a directory or a wheel would not be opened for want of a signature; empty if it would."""
+    advice = f"change {trust.ENVIRONMENT_VARIABLE}, or get a bundle that one of its keys has signed"
+    path = Path(where)
+    try:
+        if path.is_dir():
+            trust.check(path, manifest_bytes(path))
+        elif keys := [key for demand in trust.required() for key in demand.keys]:
+            unsigned = look_at_wheel(path, keys).unsigned
+            return [Reason("signature", "no trusted key has signed its bundle", advice)] if unsigned else []
+    except (SignatureError, UntrustedBundle) as error:
+        return [Reason("signature", str(error), advice)]
+    return []
+
+
+def _answer(bundle: NamedCatalog, answer: Answer, distrust: list[Reason]) -> dict[str, Any]:
     catalog = bundle.catalog
     return {
         "name": catalog.name,
@@ -75,8 +97,8 @@ def _answer(bundle: NamedCatalog, answer: Answer) -> dict[str, Any]:
         "targets": list(catalog.targets),
         "hosts": list(catalog.hosts),
         "needs": catalog.requirements._asdict(),
-        "accepted": answer.accepted,
-        "reasons": [_reason(reason) for reason in answer.reasons],
+        "accepted": answer.accepted and not distrust,
+        "reasons": [_reason(reason) for reason in (*distrust, *answer.reasons)],
         "gpus": [_gpu(gpu) for gpu in answer.gpus],
     }
 

@@ -48,10 +48,17 @@ def limit() -> int:
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+    found = limit_of(text)
+    if found is None:
         _tell(f"{LIMIT_VARIABLE} is {text[:80]!r}: expected a number of bytes; {DEFAULT_LIMIT} are used")
         return DEFAULT_LIMIT
-    return int(text)
+    return found
+
+
+def limit_of(text: str) -> int | None:
+    """The number of bytes that a text says; None if it says none."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else None
 
 
 class State(NamedTuple):
