@@ -16,7 +16,7 @@ from cutlass_aot.cli.options import (
     out_option,
     upstream_options,
 )
-from cutlass_aot.cli.output.render import print_json, resumable, table
+from cutlass_aot.cli.output.render import own_name, print_json, resumable, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.words import few, plural
 
@@ -205,10 +205,14 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
     if explain:
         say(f"planned again: {made.difference}" if made.difference else "the plan of the last build holds")
     missing = sum(item.artifact is None for item in planned)
-    rows = [("build" if item.artifact is None else "-", item.kernel.name, item.why) for item in planned]
-    shown = rows if every else [row for row in rows if row[0] == "build"]
+    shown = sorted(
+        (item for item in planned if every or item.artifact is None),
+        key=lambda item: (item.kernel.group_name, item.why, item.kernel.name),
+    )
     if shown:
-        say(table(shown, ("", "kernel", "why")))
+        rows = [("build" if item.artifact is None else "-", own_name(item.kernel)) for item in shown]
+        groups = [f"{item.kernel.group_name}: {item.why}" for item in shown]
+        say(table(rows, ("", "kernel"), groups))
     for warning in (*selection.warnings, *made.runs):
         say(f"note: {warning}")
     counts = f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present"

@@ -358,6 +358,30 @@ def test_an_interrupt_is_no_traceback():
 
 def test_tables_align_numbers_to_the_right():
     assert table([("a", 1), ("bb", 20)], ("name", "count")) == "name  count\na         1\nbb       20"
+    assert table([("a", size(1)), ("bb", size(20_000))], ("name", "size")) == (
+        "name     size\na         1 B\nbb    20.0 KB"
+    )
+
+
+def test_tables_fit_100_columns_and_lose_nothing():
+    rows = [(n, "-".join(["part"] * 40), "why " * 30) for n in range(3)]
+    text = table(rows, ("n", "kernel", "reason"))
+    assert max(map(len, text.splitlines())) <= 100
+    assert (text.count("part"), text.count("why")) == (120, 90)
+
+
+@pytest.mark.parametrize("command", ["ls", "choose"])
+def test_a_listing_fits_100_columns_and_names_each_kernel(run, tmp_path, command):
+    kernels = designs(dtypes=("bf16", "bf16", "bf16"), target="sm_100a")
+    bundle = write_bundle(tmp_path / "small", kernels)
+    problem = ["--m", 8, "--n", 128, "--k", 64] if command == "choose" else []
+    status, out, errors = run(command, bundle, *problem)
+    assert (status, errors) == (0, "")
+    assert max(map(len, out.splitlines())) <= 100
+    for kernel in kernels:
+        # By which `show` finds it, too.
+        assert kernel.digest[:8] in out
+        assert run("show", bundle, kernel.digest[:8])[0] == 0
 
 
 def test_sizes_and_plurals_read_well():

@@ -270,7 +270,7 @@ def test_nothing_large_is_read(tmp_path: Path, bundle: Path, monkeypatch: pytest
     wheel.write_bytes(data)
     with pytest.raises(CorruptFile, match="has an index of more than"):
         read_wheel_catalog(wheel)
-    # The index of a zip file of more than 4 GiB.
+    # The index of a zip file of more than 4.3 GB.
     large = bytearray(packed(bundle, wheel).read_bytes())
     end = large.rfind(b"PK\x05\x06")
     large[end:end] = b"PK\x06\x07" + bytes(16)
