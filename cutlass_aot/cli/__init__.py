@@ -22,6 +22,7 @@ COMMANDS = {
     "capture": "Write the manifest of what a program compiles.",
     "check": "Find what a declared kernel depends on undeclared.",
     "choose": "Show the kernel that a problem takes, and why.",
+    "diff": "Show what two bundles, reports or plans differ in.",
     "doctor": "Say what this machine can build, and if it can run a bundle.",
     "generators": "List the known generators.",
     "installed": "List the bundles that a program would find, and why not others.",

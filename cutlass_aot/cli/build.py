@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cutlass_aot.builder.build import BuildResult
     from cutlass_aot.builder.events import Event, Listener
     from cutlass_aot.builder.inputs.up_to_date import UpToDateBundle
-    from cutlass_aot.builder.records import Failure
+    from cutlass_aot.builder.records import Failure, PlannedKernel
 
 _MAX_REASONS = 20
 
@@ -170,6 +170,22 @@ def _tell_failures(result: BuildResult) -> None:
     say(f"\n  and {plural(more, 'further reason')}\n" if more > 0 else "", err=True)
 
 
+def _what_is_known(item: PlannedKernel) -> dict[str, Any]:
+    """What a planned kernel is, and what is known of it if the store has it."""
+    made = item.artifact
+    return {
+        "group": item.kernel.group_name,
+        "target": item.kernel.target,
+        "object_sha256": made and made.object_sha256,
+        "object_bytes": made and made.object_bytes,
+        "seconds": made and made.seconds,
+        "registers": made and made.facts.registers,
+        "spill_bytes": made and made.facts.spill_bytes,
+        "static_bytes": made and made.facts.shared_memory_bytes,
+        "code_bytes": made and made.facts.cubin_bytes,
+    }
+
+
 @click.command("plan")
 @manifest_argument
 @build_options
@@ -188,6 +204,7 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
     if as_json:
         kernels = [
             {"name": item.kernel.name, "key": item.key, "build": item.artifact is None, "why": item.why}
+            | _what_is_known(item)
             for item in planned
         ]
         rankings = [

@@ -53,6 +53,10 @@ def print_json(value: Any) -> None:
     say(json.dumps(value, indent=2, sort_keys=True))
 
 
+def _broken(cell: str, width: int) -> list[str]:
+    return textwrap.wrap(cell, width) if len(cell) > width else [cell]
+
+
 WIDTH = 100
 """Most characters of a line, where they can be chosen."""
 
@@ -96,7 +100,7 @@ def table(
         if groups and number and groups[number - 1] != above:
             above = groups[number - 1]
             lines.append(above)
-        broken = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+        broken = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
         for parts in itertools.zip_longest(*broken, fillvalue=""):
             padded = [
                 part.rjust(width) if is_right else part.ljust(width)
