@@ -131,7 +131,7 @@ def _build(
         from cutlass_aot.cli.output.report.about import about_build
         from cutlass_aot.cli.output.report.page import reported
 
-        with reported(page, about_build(manifest)) as collect:
+        with reported(page, about_build(manifest), settings["store"]) as collect:
             listeners.append(collect)
             result = run()
     return _tell_result(result, as_json=as_json)
