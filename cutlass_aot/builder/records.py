@@ -111,6 +111,11 @@ class Failure:
     before: bool = False
 
     @property
+    def common_reason(self) -> str:
+        """The reason without the kernel's own symbol: equal for kernels that fail alike."""
+        return self.reason.replace(self.kernel.symbol, "")
+
+    @property
     def headline(self) -> str:
         """The reason's first line."""
         return headline(self.reason)

@@ -156,7 +156,7 @@ def _tell_failures(result: BuildResult) -> None:
     """Print each reason once, in full, with the kernels that it concerns and the log of the first."""
     by_reason: dict[str, list[Failure]] = {}
     for failure in result.failures:
-        by_reason.setdefault(failure.reason, []).append(failure)
+        by_reason.setdefault(failure.common_reason, []).append(failure)
     reasons = f" for {len(by_reason)} reasons" if len(by_reason) > 1 else ""
     say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed{reasons}:", err=True)
     for failures in list(by_reason.values())[:_MAX_REASONS]:

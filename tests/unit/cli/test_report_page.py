@@ -320,11 +320,16 @@ def test_equal_failures_stand_once_with_their_number(clock, tmp_path):
     items = [kernel(number) for number in range(7)]
     (tmp_path / "x.log").write_text("what the compiler said")
     told = [planned(items), *(events.Failed(failure(item, tmp_path / "x.log")) for item in items[:6])]
+    # A reason that names the kernel is the same for another kernel.
+    told += [
+        events.Failed(failure(item, tmp_path / "x.log", f"{item.symbol}: no GPU code")) for item in items[:2]
+    ]
     told += [events.Failed(failure(items[6], tmp_path / "x.log", "another reason"))]
     page = check(render(ABOUT, collected(clock, told)))
     assert page.words.count("ValueError: no such instruction") == 1
     assert "6 kernels:" in page.words
-    assert page.words.count("what the compiler said") == 2
+    assert page.words.count(": no GPU code") == 1
+    assert page.words.count("what the compiler said") == 3
     assert all(item.name in page.text for item in items)
 
 

@@ -287,7 +287,7 @@ def _logged(failures: Iterable[Failure]) -> list[LoggedFailure]:
     found = []
     by_reason: dict[str, list[Failure]] = {}
     for failure in failures:
-        by_reason.setdefault(failure.reason, []).append(failure)
+        by_reason.setdefault(failure.common_reason, []).append(failure)
     for equal in by_reason.values():
         first = equal[0]
         text, cut = _log_end(first.log, min(room, MAX_LOG_BYTES))
@@ -389,7 +389,7 @@ def _charts(compiled: Sequence[KernelFacts]) -> list[Chart]:
             "Seconds of compilation",
             f"kernels by time; all of them together {seconds_text(sum(seconds))}",
             seconds,
-            lambda value: f"{value:.10g} s",
+            lambda value: f"{value:.4g} s",
             0.01,
         ),
         chart(
