@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cutlass_aot.cli.options import json_option
-from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.render import print_json, prose
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import ExitCode
 from cutlass_aot.schema.words import size
@@ -115,7 +115,7 @@ def _report(with_build: bool, timeout: float, as_json: bool) -> int:
         for title, lines in _sections(facts):
             say(title)
             for line in lines:
-                say(f"  {line}")
+                say(prose(f"  {line}", 6))
     broken = with_build and facts["toolchain_test"]["failed"]
     unusable = any(variable["problems"] for variable in facts["environment"])
     return ExitCode.FAILED if broken or unusable else ExitCode.GOOD

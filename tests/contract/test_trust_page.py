@@ -84,6 +84,7 @@ def test_what_the_page_shows_works_from_top_to_bottom(tmp_path: Path) -> None:
 ARGUMENTS = {
     "ls": "smoke",
     "show": "smoke gemm",
+    "choose": "smoke --m 16 --n 16 --k 16",
     "diff": "smoke smoke",
     "tune --shapes": "smoke --shapes shapes.toml",
     "bundle unpack": "smoke unpacked",

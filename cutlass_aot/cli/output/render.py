@@ -67,9 +67,14 @@ _LEAST = 24
 _NUMBER = re.compile(r"-|[-+]?[0-9][0-9.,]*( [A-Za-z%]+)?")
 
 
-def prose(text: str) -> str:
-    """A sentence, in lines of at most :data:`WIDTH` characters."""
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def prose(text: str, indent: int = 2) -> str:
+    """A line of output, in lines of at most :data:`WIDTH` characters; no word, path or name is broken.
+
+    All but the first begin with ``indent`` spaces.
+    """
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def own_name(kernel: Kernel) -> str:

@@ -370,6 +370,16 @@ def test_tables_fit_100_columns_and_lose_nothing():
     assert (text.count("part"), text.count("why")) == (120, 90)
 
 
+@pytest.mark.parametrize("arguments", [["doctor"], ["generators"], ["show", "{}", "gemm"]])
+def test_lines_fit_100_columns_but_for_words_that_are_longer(run, tmp_path, arguments):
+    bundle = write_bundle(tmp_path / "small", designs([(128, 128)]))
+    status, out, _ = run(*(argument.format(bundle) for argument in arguments))
+    assert status == 0
+    # A title stands before a word of any length, such as a path.
+    lines = [line for line in out.splitlines() if max(map(len, line.split()), default=0) < 80]
+    assert max(map(len, lines)) <= 100
+
+
 @pytest.mark.parametrize("command", ["ls", "choose"])
 def test_a_listing_fits_100_columns_and_names_each_kernel(run, tmp_path, command):
     kernels = designs(dtypes=("bf16", "bf16", "bf16"), target="sm_100a")
