@@ -1,7 +1,6 @@
 """The errors of this package. Each message says what was found, what was expected and what to do next.
 
-The command line exits with an error's ``exit_code``: 1, something failed; 2, it was used wrongly; 3, no
-trusted key has signed the bundle.
+The command line exits with an error's ``exit_code``, which is an :class:`ExitCode`.
 
 Docstrings of the public interface list the errors that a call raises. Other docstrings leave out these:
 
@@ -18,6 +17,8 @@ Docstrings of the public interface list the errors that a call raises. Other doc
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 __all__ = [
     "ArtifactError",
@@ -68,6 +69,25 @@ def printable(text: str) -> str:
     )
 
 
+class ExitCode(IntEnum):
+    """The exit statuses of the command line; ``meaning`` says in words when it exits with one."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> ExitCode:
+        """A status and its meaning."""
+        made = int.__new__(cls, code)
+        made._value_ = code
+        made.meaning = meaning
+        return made
+
+    GOOD = 0, "all that was asked for is done, and nothing is wrong"
+    FAILED = 1, "something failed, or what was checked is not good"
+    MISUSED = 2, "wrong use: an option, an argument, a manifest or a name"
+    UNTRUSTED = 3, "a bundle that no trusted key has signed"
+    INTERRUPTED = 130, "interrupted, from the terminal or by SIGTERM"
+
+
 class CutlassAotError(Exception):
     """Root of every error that this package raises on purpose.
 
@@ -75,7 +95,7 @@ class CutlassAotError(Exception):
     shown, in a traceback or a log too, it has no character that a terminal acts on.
     """
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -84,7 +104,7 @@ class CutlassAotError(Exception):
 class ManifestError(CutlassAotError):
     """A manifest is malformed, or asks for something that does not exist."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class GeneratorError(CutlassAotError):
@@ -114,7 +134,7 @@ class ExecutorError(CutlassAotError):
 class FactsError(CutlassAotError):
     """A file that should hold the facts of a machine does not."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class StoreError(CutlassAotError):
@@ -140,7 +160,7 @@ class RegistryError(CutlassAotError):
 class RegistryNameError(CutlassAotError):
     """The name of something in a registry is malformed, or lacks a part that the command needs."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class Incompatible(CutlassAotError):
@@ -154,13 +174,13 @@ class DeviceError(CutlassAotError):
 class OperandError(CutlassAotError):
     """An operand cannot be described, or a kernel cannot be launched on it."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class PolicyError(CutlassAotError):
     """There is no policy of that name."""
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
 
 
 class ReportError(CutlassAotError):
@@ -202,4 +222,4 @@ class SignatureError(CutlassAotError):
 class UntrustedBundle(CutlassAotError):
     """Keys are required, and none of them has signed the bundle."""
 
-    exit_code = 3
+    exit_code = ExitCode.UNTRUSTED

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cutlass_aot.builder.records import Failure, PlannedKernel
@@ -50,10 +50,14 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is made; compiling starts with the kernels that have no artifact."""
+    """The plan is made; compiling starts with the kernels that have no artifact.
+
+    ``tables`` has the manifest's table that asks for a kernel, by its digest; kernels of programs have none.
+    """
 
     kernels: tuple[PlannedKernel, ...]
     warnings: tuple[str, ...]
+    tables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> int:

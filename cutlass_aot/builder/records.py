@@ -83,12 +83,14 @@ class Selection:
         warnings: about what the manifest does not get.
         rankings: the heuristic's, at most one for a group, ordered by group.
         requests: of programs, by the digest of the kernel that serves each.
+        tables: of the manifest, by the digest of a kernel that one asks for: the first, as errors name it.
     """
 
     kernels: tuple[Kernel, ...]
     warnings: tuple[str, ...]
     rankings: tuple[Annotated[Ranking, AS_FILE], ...] = ()
     requests: Annotated[Mapping[str, CompiledRequest], Form(_by_kernel)] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,11 @@ class Failure:
     log: Path
     machine: bool = False
     before: bool = False
+
+    @property
+    def common_reason(self) -> str:
+        """The reason without the kernel's own symbol: equal for kernels that fail alike."""
+        return self.reason.replace(self.kernel.symbol, "")
 
     @property
     def headline(self) -> str:

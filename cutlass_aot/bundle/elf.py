@@ -241,7 +241,7 @@ class _Reader:
             raise self._corrupt(f"it claims {count} dynamic symbols")
         address = self._entry(entries, _SYMTAB, "DT_SYMTAB")
         table = self._table(address, count * _SYMBOL.size, "symbol table") if count else b""
-        # Names can overlap: each of a million symbols could have 4 KiB of the same string table.
+        # Names can overlap: each of a million symbols could have 4.1 KB of the same string table.
         left = MAX_STRING_BYTES
         for name, info, other, section, _, _ in _SYMBOL.iter_unpack(table):
             visible = info >> 4 in _VISIBLE_BINDINGS and other & 3 in _VISIBLE

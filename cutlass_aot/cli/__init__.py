@@ -15,7 +15,7 @@ import click
 
 from cutlass_aot import __version__
 from cutlass_aot.cli.output.terminal import say
-from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.errors import CutlassAotError, ExitCode
 from cutlass_aot.schema.words import did_you_mean
 
 COMMANDS = {
@@ -24,6 +24,7 @@ COMMANDS = {
     "capture": "Write the manifest of what a program compiles.",
     "check": "Find what a declared kernel depends on undeclared.",
     "choose": "Show the kernel that a problem takes, and why.",
+    "diff": "Show what two bundles, reports or plans differ in.",
     "doctor": "Say what this machine can build, and if it can run a bundle.",
     "generators": "List the known generators.",
     "installed": "List the bundles that a program would find, and why not others.",
@@ -43,6 +44,9 @@ COMMANDS = {
 
 _MODULES = {"check": "generators", "installed": "ls", "key": "sign", "plan": "build", "try": "try_kernel"}
 """Module of each command that stands in another command's module."""
+
+
+_EXIT_CODES = "\n".join(["\b", "Exit status:", *(f"  {code.value:<5}{code.meaning}" for code in ExitCode)])
 
 
 class _Commands(click.Group):
@@ -75,13 +79,10 @@ class _Commands(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 @click.version_option(__version__, "-V", "--version", prog_name="cutlass-aot")
 def group() -> None:
-    """Build CuTe DSL kernels ahead of time, and look into what was built.
-
-    Exit status: 0 good, 1 something failed, 2 used wrongly, 3 a bundle that no trusted key has signed.
-    """
+    """Build CuTe DSL kernels ahead of time, and look into what was built."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -106,19 +107,19 @@ def main(arguments: list[str] | None = None) -> None:
         say(shown.getvalue().rstrip("\n"), err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
-        _fail("; ".join(["interrupted", *map(str, error.args)]), 1)
+        _fail("; ".join(["interrupted", *map(str, error.args)]), ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, less) has gone. Leave without a traceback from the interpreter's own flush.
         sys.stderr.close()
-        sys.exit(1)
+        sys.exit(ExitCode.FAILED)
     except OSError as error:
         if not _is_of_output(error):
             raise
         # Closed, since the interpreter would try to write the rest again when it exits.
         with contextlib.suppress(OSError):
             sys.stdout.close()
-        _fail(f"cannot write the output: {error.strerror}", 1)
-    sys.exit(status if isinstance(status, int) else 0)
+        _fail(f"cannot write the output: {error.strerror}", ExitCode.FAILED)
+    sys.exit(status if isinstance(status, int) else ExitCode.GOOD)
 
 
 def _fail(message: str, status: int) -> None:

@@ -16,7 +16,7 @@ from cutlass_aot.cli.options import (
     out_option,
     upstream_options,
 )
-from cutlass_aot.cli.output.render import print_json, resumable, table
+from cutlass_aot.cli.output.render import own_name, print_json, resumable, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.words import few, plural
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cutlass_aot.builder.build import BuildResult
     from cutlass_aot.builder.events import Event, Listener
     from cutlass_aot.builder.inputs.up_to_date import UpToDateBundle
-    from cutlass_aot.builder.records import Failure
+    from cutlass_aot.builder.records import Failure, PlannedKernel
 
 _MAX_REASONS = 20
 
@@ -131,7 +131,7 @@ def _build(
         from cutlass_aot.cli.output.report.about import about_build
         from cutlass_aot.cli.output.report.page import reported
 
-        with reported(page, about_build(manifest)) as collect:
+        with reported(page, about_build(manifest), settings["store"]) as collect:
             listeners.append(collect)
             result = run()
     return _tell_result(result, as_json=as_json)
@@ -156,7 +156,7 @@ def _tell_failures(result: BuildResult) -> None:
     """Print each reason once, in full, with the kernels that it concerns and the log of the first."""
     by_reason: dict[str, list[Failure]] = {}
     for failure in result.failures:
-        by_reason.setdefault(failure.reason, []).append(failure)
+        by_reason.setdefault(failure.common_reason, []).append(failure)
     reasons = f" for {len(by_reason)} reasons" if len(by_reason) > 1 else ""
     say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed{reasons}:", err=True)
     for failures in list(by_reason.values())[:_MAX_REASONS]:
@@ -168,6 +168,22 @@ def _tell_failures(result: BuildResult) -> None:
         say(f"  {plural(len(failures), 'kernel')}: {names}\n  log: {first.log}", err=True)
     more = len(by_reason) - _MAX_REASONS
     say(f"\n  and {plural(more, 'further reason')}\n" if more > 0 else "", err=True)
+
+
+def _what_is_known(item: PlannedKernel) -> dict[str, Any]:
+    """What a planned kernel is, and what is known of it if the store has it."""
+    made = item.artifact
+    return {
+        "group": item.kernel.group_name,
+        "target": item.kernel.target,
+        "object_sha256": made and made.object_sha256,
+        "object_bytes": made and made.object_bytes,
+        "seconds": made and made.seconds,
+        "registers": made and made.facts.registers,
+        "spill_bytes": made and made.facts.spill_bytes,
+        "static_bytes": made and made.facts.shared_memory_bytes,
+        "code_bytes": made and made.facts.cubin_bytes,
+    }
 
 
 @click.command("plan")
@@ -188,6 +204,7 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
     if as_json:
         kernels = [
             {"name": item.kernel.name, "key": item.key, "build": item.artifact is None, "why": item.why}
+            | _what_is_known(item)
             for item in planned
         ]
         rankings = [
@@ -205,10 +222,14 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
     if explain:
         say(f"planned again: {made.difference}" if made.difference else "the plan of the last build holds")
     missing = sum(item.artifact is None for item in planned)
-    rows = [("build" if item.artifact is None else "-", item.kernel.name, item.why) for item in planned]
-    shown = rows if every else [row for row in rows if row[0] == "build"]
+    shown = sorted(
+        (item for item in planned if every or item.artifact is None),
+        key=lambda item: (item.kernel.group_name, item.why, item.kernel.name),
+    )
     if shown:
-        say(table(shown, ("", "kernel", "why")))
+        rows = [("build" if item.artifact is None else "-", own_name(item.kernel)) for item in shown]
+        groups = [f"{item.kernel.group_name}: {item.why}" for item in shown]
+        say(table(rows, ("", "kernel"), groups))
     for warning in (*selection.warnings, *made.runs):
         say(f"note: {warning}")
     counts = f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present"

@@ -18,7 +18,7 @@ from cutlass_aot.cli.options import (
 )
 from cutlass_aot.cli.output.render import print_json, resumable, tell_unchecked
 from cutlass_aot.cli.output.terminal import say
-from cutlass_aot.schema.words import plural
+from cutlass_aot.schema.words import plural, size
 
 
 @click.group("bundle")
@@ -27,7 +27,7 @@ def command() -> None:
 
 
 @command.command("unpack", short_help="Unpack a bundle into plain files, for programs without Python.")
-@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@bundle_argument
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option(
     "--kernel",
@@ -61,7 +61,7 @@ def prefill(bundle: Path, directory: Path | None) -> int:
     from cutlass_aot.bundle.prefill import prefill as fill
 
     filled = fill(bundle, directory)
-    say(f"{filled.directory}: {plural(filled.files, 'file')}, {filled.size} bytes")
+    say(f"{filled.directory}: {plural(filled.files, 'file')}, {size(filled.size)}")
     return 0
 
 
@@ -193,5 +193,5 @@ def pull(
         )
     else:
         state = "written" if pulled.written else "up to date"
-        say(f"{output}: {plural(pulled.files, 'file')}, {pulled.size} bytes, {state}; {pulled.name}")
+        say(f"{output}: {plural(pulled.files, 'file')}, {size(pulled.size)}, {state}; {pulled.name}")
     return 0

@@ -8,6 +8,7 @@ import click
 
 from cutlass_aot.cli.output.recordings import SUFFIX, check_output, write_recording
 from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.errors import ExitCode
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 
 
@@ -57,7 +58,8 @@ def command(output: Path, name: str, program: tuple[str, ...]) -> int:
             problem or "the program compiled nothing that can be recorded: no call of cute.compile was seen"
         )
         say(f"error: {reason}; nothing is written", err=True)
-        return 1
-    if problem:
+    elif problem:
         say(f"error: {problem}", err=True)
-    return 1 if problem else 0
+    if ran.interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.FAILED if problem or not recorded else ExitCode.GOOD

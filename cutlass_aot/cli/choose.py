@@ -15,7 +15,7 @@ from cutlass_aot.cli.options import (
     filters_given,
     json_option,
 )
-from cutlass_aot.cli.output.render import print_json, table
+from cutlass_aot.cli.output.render import own_name, print_json, prose, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
@@ -96,8 +96,11 @@ def command(
         return 0
     for number, (group, choice) in enumerate(found):
         expected = choice.expected
-        say(("\n" if number else "") + f"{group.name}: {choice.tier}: {choice.reason}")
-        rows = [(_microseconds(item.microseconds), item.bound, item.kernel.name) for item in expected[:top]]
+        say(("\n" if number else "") + prose(f"{group.name}: {choice.tier}: {choice.reason}"))
+        rows = [
+            (_microseconds(item.microseconds), item.bound, own_name(item.kernel.kernel))
+            for item in expected[:top]
+        ]
         say(table(rows, ("µs", "most of it", "kernel")))
         if len(expected) > top:
             say(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")

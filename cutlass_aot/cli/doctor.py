@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import click
 
 from cutlass_aot.cli.options import json_option
-from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.render import print_json, prose
 from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.errors import ExitCode
 from cutlass_aot.schema.words import size
 
 _STEPS = {
@@ -59,7 +61,8 @@ def command(
     it cannot.
 
     Works with no GPU, no compiler and no DSL, and imports none of them. With --build, a worker imports the
-    DSL; the exit status is 1 if the toolchain does not work.
+    DSL. The exit status is 1 if something that was asked for cannot be had: a toolchain that works, for
+    --build; what a CUTLASS_AOT_ variable names, such as bundles to serve, keys or a policy.
     """
     if facts is not None and bundle is None:
         raise click.UsageError("--facts needs a BUNDLE to decide on.")
@@ -78,7 +81,8 @@ def _decide(name: str, facts: Path | None, as_json: bool) -> int:
     from cutlass_aot.doctor.bundle import diagnose, find_bundles
     from cutlass_aot.doctor.facts import read_facts, this_machine
 
-    found = diagnose(find_bundles(name), this_machine() if facts is None else read_facts(facts))
+    here = facts is None
+    found = diagnose(find_bundles(name), this_machine() if facts is None else read_facts(facts), here=here)
     if as_json:
         print_json(found)
     else:
@@ -111,8 +115,10 @@ def _report(with_build: bool, timeout: float, as_json: bool) -> int:
         for title, lines in _sections(facts):
             say(title)
             for line in lines:
-                say(f"  {line}")
-    return 1 if with_build and facts["toolchain_test"]["failed"] else 0
+                say(prose(f"  {line}", 6))
+    broken = with_build and facts["toolchain_test"]["failed"]
+    unusable = any(variable["problems"] for variable in facts["environment"])
+    return ExitCode.FAILED if broken or unusable else ExitCode.GOOD
 
 
 def _run_toolchain_test(timeout: float) -> dict[str, Any]:
@@ -140,6 +146,7 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
         ("driver", [_driver(facts["driver"])]),
         ("GPUs", ["none"] if facts["gpus"] == facts["driver"] else _gpus(facts["gpus"])),
         ("installed bundles", _bundles(facts["bundles"])),
+        ("environment", list(_environment(facts["environment"]))),
         ("unpacked GPU code", [_unpacked(facts["unpacked"])]),
     ]
     build, run = facts["build"], facts["run"]
@@ -207,6 +214,14 @@ def _gpus(gpus: dict[str, Any]) -> list[str]:
         f"{gpu['sm_count']} multiprocessors, {size(gpu['memory_bytes'])}"
         for gpu in gpus["devices"]
     ]
+
+
+def _environment(variables: list[dict[str, Any]]) -> Iterator[str]:
+    for variable in variables:
+        yield f"{variable['name']}={variable['value']}"
+        yield from (f"  cannot be used: {problem}" for problem in variable["problems"])
+    if not variables:
+        yield "none of its variables is set"
 
 
 def _unpacked(unpacked: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cutlass_aot.cli.options import json_option, plugin_option
-from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.render import print_json, prose
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import CutlassAotError
 
@@ -49,11 +49,11 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
         print_json([*described, *broken])
         return 1 if broken else 0
     for item in described:
-        say(f"{item['name']}  ({item['location']}, version {item['version']})")
+        say(prose(f"{item['name']}  ({item['location']}, version {item['version']})"))
         for operation, targets in item["operations"].items():
-            say(f"  {operation}: {' '.join(targets)}")
+            say(prose(f"  {operation}: {' '.join(targets)}", 6))
         for name, meaning in item["design"].items():
-            say(f"    {name}: {meaning}")
+            say(prose(f"    {name}: {meaning}", 6))
     for item in broken:
         say(f"error: {item['problem']}", err=True)
     return 1 if broken else 0

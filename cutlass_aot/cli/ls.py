@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, json_option
-from cutlass_aot.cli.output.render import print_json, table
+from cutlass_aot.cli.output.render import own_name, print_json, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.schema.words import did_you_mean, few, plural
+from cutlass_aot.schema.words import did_you_mean, few, plural, size
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
@@ -62,16 +62,23 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
         print_json([kernel_summary(handle) for handle in kernels])
         return 0
     rows: list[tuple[object, ...]] = [
-        (handle.name, handle.facts.registers, handle.facts.spill_bytes, handle.facts.cubin_bytes)
+        (
+            handle.facts.registers,
+            size(handle.facts.spill_bytes),
+            size(handle.facts.cubin_bytes),
+            own_name(handle.kernel),
+        )
         for handle in kernels
     ]
-    header: tuple[str, ...] = ("kernel", "registers", "spill bytes", "cubin bytes")
+    groups = [handle.group.name for handle in kernels]
+    header: tuple[str, ...] = ("registers", "spills", "cubin", "kernel")
     if any(handle.group.requests for handle in kernels):
         apart = _set_apart(kernels)
         rows = [(*row, apart.get(handle.digest, "")) for row, handle in zip(rows, kernels, strict=True)]
         places = {group: place for place, group in enumerate(dict.fromkeys(h.group.name for h in kernels))}
         order = [(places[h.group.name], _numbers_by_size(apart.get(h.digest, ""))) for h in kernels]
-        rows = [row for _, row in sorted(zip(order, rows, strict=True), key=itemgetter(0))]
+        by_request = sorted(zip(order, groups, rows, strict=True), key=itemgetter(0))
+        groups, rows = [group for _, group, _ in by_request], [row for _, _, row in by_request]
         header = (*header, "request")
     if not rows and patterns:
         everything = opened.kernels()
@@ -81,7 +88,7 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
             say(f"  {name}: {shown}")
         return 0
     if rows:
-        say(table(rows, header))
+        say(table(rows, header, groups))
     targets = sorted({handle.target for handle in kernels})
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""

@@ -27,6 +27,21 @@ class KeyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class BundlePath(click.Path):
+    """Directory of a bundle, or the name of an installed one; ``expected`` says what else may be named."""
+
+    def __init__(self, expected: str = "a directory") -> None:
+        super().__init__(path_type=Path)
+        self.expected = expected
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The directory of the bundle that is meant."""
+        del param, ctx
+        from cutlass_aot.runtime.installed import directory_of
+
+        return value if isinstance(value, Path) else directory_of(value, self.expected)
+
+
 def together(*options: Decorator) -> Decorator:
     """Several options as one decorator; help lists them in this order."""
 
@@ -82,7 +97,7 @@ def extents_given(items: tuple[str, ...]) -> dict[str, int]:
 
 
 manifest_argument = click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))
-bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+bundle_argument = click.argument("bundle", type=BundlePath())
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 plugin_option = click.option(
     "--plugin", "plugins", multiple=True, help="Module to import first; may be repeated."

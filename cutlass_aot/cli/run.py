@@ -10,7 +10,7 @@ import click
 
 from cutlass_aot.cli.output.recordings import check_output, write_recording
 from cutlass_aot.cli.output.terminal import say
-from cutlass_aot.errors import CorruptFile
+from cutlass_aot.errors import CorruptFile, ExitCode
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.words import plural
 
@@ -117,8 +117,10 @@ def command(
             publish(found.to_bytes(), output)
     if ran.interrupted or ran.status < 0:
         say(f"error: {ran.problem()}", err=True)
+    if ran.interrupted:
+        return ExitCode.INTERRUPTED
     # As in a shell: 128 + N if signal N ended it.
-    return 1 if ran.interrupted else 128 - ran.status if ran.status < 0 else ran.status
+    return 128 - ran.status if ran.status < 0 else ran.status
 
 
 def _absolute(bundle: str) -> str:

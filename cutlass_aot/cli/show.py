@@ -9,7 +9,7 @@ import click
 
 from cutlass_aot.cli.ls import kernel_summary
 from cutlass_aot.cli.options import bundle_argument, json_option
-from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.render import print_json, prose
 from cutlass_aot.cli.output.request_lines import request_lines, request_record
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.codec import to_plain
@@ -53,7 +53,9 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
         )
         return 0
     for name, value in (*_lines(handle), *_rankings(bundle, handle.group)):
-        say(f"{name:<18}{value}" if name else f"{'':<18}{value}")
+        line = f"{name:<18}{value}"
+        # A single word, such as a kernel's name, stays beside its title however long it is.
+        say(prose(line, 20) if " " in str(value) else line)
     return 0
 
 

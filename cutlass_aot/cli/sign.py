@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cutlass_aot.cli.options import KeyPath, bundle_argument, together
+from cutlass_aot.cli.options import KeyPath, together
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import SignatureError
 from cutlass_aot.schema.bundles.signature import MAX_SEQUENCE, NO_TERMS, Terms
@@ -86,7 +86,7 @@ def signer_of(
 
 
 @click.command("sign")
-@bundle_argument
+@click.argument("bundle", type=click.Path(path_type=Path))
 @signer_options
 def command(
     bundle: Path,

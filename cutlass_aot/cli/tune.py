@@ -134,8 +134,7 @@ def command(
             as_json,
         )
     except KeyboardInterrupt:
-        say("interrupted; what was measured is kept, and the same command goes on from there", err=True)
-        return 1
+        raise click.Abort("what was measured is kept, and the same command goes on from there") from None
 
 
 def _refuse_beside(context: click.Context, option: str, *allowed: str) -> None:

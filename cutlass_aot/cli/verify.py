@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cutlass_aot.cli.options import json_option, trusted_keys_option
+from cutlass_aot.cli.options import BundlePath, json_option, trusted_keys_option
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.terminal import say
-from cutlass_aot.errors import UntrustedBundle
+from cutlass_aot.errors import ExitCode
 from cutlass_aot.schema.bundles.signature import NO_TERMS, Terms
 from cutlass_aot.schema.words import plural
 
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 
 @click.command("verify")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=BundlePath("a directory, a wheel"))
 @trusted_keys_option
 @json_option
 def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
     """Check every byte of PATH, a bundle, a wheel or a store, against its digest, and list what is wrong.
+
+    PATH may be the name of an installed bundle.
 
     The exit status is 1 if anything is damaged, and 3 if nothing is, but none of the keys has signed it.
     """
@@ -68,8 +70,8 @@ def command(path: Path, keys: tuple[Path, ...], as_json: bool) -> int:
         state = plural(len(problems) + findings.more, "problem") if problems else "good"
         say(f"{path}: {', '.join([state, *_signers(findings, trusted)])}")
     if findings.unsigned and not findings.damaged:
-        return UntrustedBundle.exit_code
-    return 1 if problems else 0
+        return ExitCode.UNTRUSTED
+    return ExitCode.FAILED if problems else ExitCode.GOOD
 
 
 def _signers(findings: Findings, trusted: Sequence[PublicKey]) -> list[str]:

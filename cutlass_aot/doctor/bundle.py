@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
+from cutlass_aot.bundle.wheel.verify import look_at_wheel
 from cutlass_aot.doctor.facts import facts_record
 from cutlass_aot.doctor.warnings import warnings
-from cutlass_aot.errors import BundleError
-from cutlass_aot.runtime.files.verified_read import read_catalog
+from cutlass_aot.errors import BundleError, SignatureError, UntrustedBundle
+from cutlass_aot.runtime.files import trust
+from cutlass_aot.runtime.files.verified_read import manifest_bytes, read_catalog
 from cutlass_aot.runtime.machine.compatibility import (
     Answer,
     GpuAnswer,
@@ -22,11 +24,10 @@ from cutlass_aot.runtime.machine.compatibility import (
     decide,
     text_of,
 )
-from cutlass_aot.runtime.search_path import installed_bundles
+from cutlass_aot.runtime.search_path import installed_directories
 from cutlass_aot.schema.bundles.catalog import Catalog
 from cutlass_aot.schema.drivers import first_driver
 from cutlass_aot.schema.targets import Target
-from cutlass_aot.schema.words import did_you_mean
 
 
 class NamedCatalog(NamedTuple):
@@ -48,21 +49,21 @@ def find_bundles(name: str) -> list[NamedCatalog]:
         problem = (error.strerror if isinstance(error, OSError) else "") or str(error)
     else:
         return [NamedCatalog(name, read_catalog(path) if stat.S_ISDIR(mode) else read_wheel_catalog(path))]
-    installed = installed_bundles()
-    found = [bundle.path for bundle in installed if bundle.name == name and bundle.path is not None]
-    if not found and problem:
-        raise BundleError(f"{name!r} cannot be read: {problem}; nor is a bundle of that name installed")
-    if not found:
-        listed = ", ".join(dict.fromkeys(bundle.name for bundle in installed)) or "none"
+    try:
+        found = installed_directories(name, "a directory, a wheel")
+    except BundleError:
+        if not problem:
+            raise
         raise BundleError(
-            f"{name!r} is not a bundle: expected a directory, a wheel, or the name of an installed bundle "
-            f"(installed: {listed}){did_you_mean(name, [bundle.name for bundle in installed])}"
-        )
+            f"{name!r} cannot be read: {problem}; nor is a bundle of that name installed"
+        ) from None
     return [NamedCatalog(str(folder), read_catalog(folder)) for folder in found]
 
 
-def diagnose(bundles: list[NamedCatalog], facts: Machine) -> dict[str, Any]:
+def diagnose(bundles: list[NamedCatalog], facts: Machine, *, here: bool = False) -> dict[str, Any]:
     """The answer for a machine, as plain data.
+
+    ``here`` is whether the bundles are to be opened in this environment: keys that are required count then.
 
     Keys: ``accepted`` (whether any of the bundles is), ``facts`` (:mod:`cutlass_aot.doctor.facts`),
     ``warnings``, and ``bundles``, each with ``name``, ``version``, ``where``, ``targets``, ``hosts``,
@@ -70,7 +71,10 @@ def diagnose(bundles: list[NamedCatalog], facts: Machine) -> dict[str, Any]:
     ``gpus``. A reason has ``about``, ``problem`` and ``advice``; a GPU ``name``, ``target`` (None if no
     target serves it), ``kind`` of it, ``targets`` (all that would do) and ``reasons``.
     """
-    answers = [_answer(bundle, decide(facts, Requirements.of(bundle.catalog))) for bundle in bundles]
+    answers = []
+    for bundle in bundles:
+        answer = decide(facts, Requirements.of(bundle.catalog))
+        answers.append(_answer(bundle, answer, _distrust(bundle.where) if here else []))
     return {
         "accepted": any(answer["accepted"] for answer in answers),
         "facts": facts_record(facts),
@@ -79,7 +83,22 @@ def diagnose(bundles: list[NamedCatalog], facts: Machine) -> dict[str, Any]:
     }
 
 
-def _answer(bundle: NamedCatalog, answer: Answer) -> dict[str, Any]:
+def _distrust(where: str) -> list[Reason]:
+    """Why a directory or a wheel would not be opened for want of a signature; empty if it would."""
+    advice = f"change {trust.ENVIRONMENT_VARIABLE}, or get a bundle that one of its keys has signed"
+    path = Path(where)
+    try:
+        if path.is_dir():
+            trust.check(path, manifest_bytes(path))
+        elif keys := [key for demand in trust.required() for key in demand.keys]:
+            unsigned = look_at_wheel(path, keys).unsigned
+            return [Reason("signature", "no trusted key has signed its bundle", advice)] if unsigned else []
+    except (SignatureError, UntrustedBundle) as error:
+        return [Reason("signature", str(error), advice)]
+    return []
+
+
+def _answer(bundle: NamedCatalog, answer: Answer, distrust: list[Reason]) -> dict[str, Any]:
     catalog = bundle.catalog
     return {
         "name": catalog.name,
@@ -92,8 +111,8 @@ def _answer(bundle: NamedCatalog, answer: Answer) -> dict[str, Any]:
             target: {"cuda": text_of(cuda), "release": first_driver(cuda)}
             for target, cuda in cuda_by_target(Requirements.of(catalog)).items()
         },
-        "accepted": answer.accepted,
-        "reasons": [_reason(reason) for reason in answer.reasons],
+        "accepted": answer.accepted and not distrust,
+        "reasons": [_reason(reason) for reason in (*distrust, *answer.reasons)],
         "gpus": [_gpu(gpu) for gpu in answer.gpus],
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from cutlass_aot import __version__
 from cutlass_aot.doctor.dependencies import differing, expected_versions
+from cutlass_aot.doctor.environment import environment
 from cutlass_aot.doctor.facts import facts_record, this_machine
 from cutlass_aot.doctor.warnings import warnings
 from cutlass_aot.errors import CutlassAotError
@@ -44,8 +45,9 @@ def collect() -> dict[str, Any]:
     Keys: ``cutlass_aot``, ``python``, ``host``, ``glibc``, ``libc``, ``packages`` (``runtime`` and ``build``:
     name to version or None), ``differing`` (packages of other versions than this release asks for),
     ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``),
-    ``bundles``, ``unpacked`` (``directory``, ``held_bytes``, ``limit_bytes``, ``problem``: where unpacked GPU
-    code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
+    ``bundles``, ``environment`` (each variable of this package that is set, with ``name``, ``value`` and
+    ``problems``), ``unpacked`` (``directory``, ``held_bytes``, ``limit_bytes``, ``problem``: where unpacked
+    GPU code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
     (``possible``, ``problems``, ``targets``, ``warnings``), ``facts`` (what compatibility is decided by:
     :mod:`cutlass_aot.doctor.facts`).
     """
@@ -75,6 +77,7 @@ def collect() -> dict[str, Any]:
             }
             for bundle in installed_bundles()
         ],
+        "environment": [variable._asdict() for variable in environment()],
         "unpacked": _unpacked(),
         "build": _buildable(packages["build"]),
         "run": _runnable(packages["runtime"], driver, gpus, here),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import BundleError, CutlassAotError, DeviceError, UntrustedBundle
@@ -12,7 +13,8 @@ from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_directory
-from cutlass_aot.runtime.search_path import FOLDER, InstalledBundle, located
+from cutlass_aot.runtime.search_path import FOLDER, InstalledBundle, installed_directories, located
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.versions import order
 from cutlass_aot.schema.words import did_you_mean, plural
@@ -119,6 +121,27 @@ def installed_report(
         first = _first(candidates)
         found += [_status(candidate, _behind(first, candidate)) for candidate in candidates]
     return sorted(found, key=lambda item: (item.name, order(item.version), bool(item.reason), item.path))
+
+
+def directory_of(bundle: str, expected: str = "a directory") -> Path:
+    """The directory that a user means: that of a bundle, or an installed bundle of that name.
+
+    Of several that are installed it is the one that :func:`open_installed` opens, machine unchecked. What is
+    a path, or is there and no installed bundle's name, is taken as it is, for whoever reads it to refuse.
+
+    Raises:
+        BundleError: if nothing is there and no bundle of that name is installed.
+    """
+    path = Path(bundle)
+    try:
+        if os.sep in bundle or os.path.lexists(path / MANIFEST_NAME):
+            return path
+        found = installed_directories(bundle, expected)
+    except (BundleError, ValueError):
+        if os.path.lexists(path):
+            return path
+        raise
+    return found[0] if len(found) == 1 else open_installed(bundle, check=False).path
 
 
 def precedence(candidate: Candidate, capabilities: Sequence[Capability]) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.errors import BundleError, CutlassAotError
 from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.entry_points import BUNDLES
@@ -73,6 +73,25 @@ def installed_bundles(paths: Iterable[str | os.PathLike[str]] = ()) -> list[Inst
         map(_named, located(paths)),
         key=lambda item: (item.name, order(item.version), item.place, str(item.path)),
     )
+
+
+def installed_directories(name: str, expected: str = "a directory") -> list[Path]:
+    """The directories of all installed bundles of a name; at least one.
+
+    Raises:
+        BundleError: if none is installed; it says that what was expected is ``expected`` or such a name.
+    """
+    installed = installed_bundles()
+    found = [bundle.path for bundle in installed if bundle.name == name and bundle.path is not None]
+    if not found:
+        from cutlass_aot.schema.words import did_you_mean
+
+        names = list(dict.fromkeys(bundle.name for bundle in installed))
+        raise BundleError(
+            f"{name!r} is not a bundle: expected {expected}, or the name of an installed bundle "
+            f"(installed: {', '.join(names) or 'none'}){did_you_mean(name, names)}"
+        )
+    return found
 
 
 def located(paths: Iterable[str | os.PathLike[str]] = ()) -> list[InstalledBundle]:

@@ -18,9 +18,9 @@ MOST_TIMES = 1 << 8
 """What frames may unpack to together: this many bytes, and this many times their own size. Code of kernels
 unpacks to 5 to 30 times its size; a frame made for it, to 30,000 times."""
 
-# A block has at least three bytes and gives at most 128 KiB: at most 43 MB a step.
+# A block has at least three bytes and gives at most 131 KB: at most 43 MB a step.
 _STEP = 1 << 10
-# The allocator reuses memory of this size; zstandard's default of 128 KiB is taken from the system each time.
+# The allocator reuses memory of this size; zstandard's default of 131 KB is taken from the system each time.
 _OUTPUT_STEP = 1 << 15
 
 

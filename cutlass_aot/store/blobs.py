@@ -10,7 +10,7 @@ from cutlass_aot.store.layout import MAX_BLOB_BYTES
 LEVEL = 15
 """For objects of some 60 KB: 5 ms each. ``tools/bench/size.py --part levels`` prints what each comes to."""
 
-# A frame's magic number, its descriptor (the content's size has 8 bytes), and a window of 128 KiB, the most
+# A frame's magic number, its descriptor (the content's size has 8 bytes), and a window of 131 KB, the most
 # that a block may have.
 _RAW_FRAME = bytes.fromhex("28b52ffd c0 38")
 _BLOCK = 1 << 17

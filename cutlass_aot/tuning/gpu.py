@@ -22,6 +22,7 @@ from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
+from cutlass_aot.schema.words import size
 from cutlass_aot.tuning.clocks import Clocks
 from cutlass_aot.tuning.reference import Reference, fill, is_integer, poison, reference_dtype, tolerance
 from cutlass_aot.tuning.reference_run import Reference as OwnReference
@@ -100,7 +101,7 @@ class GpuBench:
             self._memory = None
             torch.cuda.empty_cache()
             free = torch.cuda.mem_get_info(self._device)[0]
-            return Skipped(f"its operands and their reference do not fit the {free >> 20} MiB of free memory")
+            return Skipped(f"its operands and their reference do not fit the {size(free)} of free memory")
         except NotImplementedError as error:
             return Skipped(f"this torch has no way to compute its reference: {error}".partition("\n")[0])
         except RuntimeError as error:

@@ -105,7 +105,7 @@ def test_the_figures_are_those_of_the_code() -> None:
     assert f"| Python | {MINIMUM_PYTHON} or newer |" in PAGE
     assert f"older than {NATIVE_TORCH}," in PAGE
     assert MAX_BYTES == 1 << 20
-    assert "more than 1 MiB" in PAGE
+    assert "more than 1.05 MB" in PAGE
 
 
 def test_every_option_that_is_named_exists() -> None:

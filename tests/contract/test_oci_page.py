@@ -61,5 +61,5 @@ def test_the_media_types_are_those_of_the_code() -> None:
 
 def test_the_figures_are_those_of_the_code() -> None:
     assert (artifact.MAX_OCI_MANIFEST_BYTES, TIMEOUT, registry.SLOWEST) == (4 << 20, 30, 16 << 10)
-    for words in ("4 MiB at most", "30 if left out", "one second more for each 16 KiB"):
+    for words in ("4.2 MB at most", "30 if left out", "one second more for each 16.4 KB"):
         assert words in TEXT

@@ -67,7 +67,7 @@ def test_what_was_installed_is_found_as_the_page_says(tmp_path: Path) -> None:
 def test_names_and_figures_are_those_of_the_code() -> None:
     known = {code_cache.DIRECTORY_VARIABLE, unpacking.LIMIT_VARIABLE, trust.ENVIRONMENT_VARIABLE}
     assert set(re.findall(r"CUTLASS_AOT_\w+", PAGE)) == known
-    assert f"4 GiB ({unpacking.DEFAULT_LIMIT})" in " ".join(PAGE.split())
+    assert f"4 GB ({unpacking.DEFAULT_LIMIT})" in " ".join(PAGE.split())
     assert (unpacking.LOCK_SECONDS, code_cache._TOUCH_SECONDS) == (60, 3600)
     assert "at most a minute" in PAGE
     assert "once an hour" in PAGE

@@ -33,6 +33,7 @@ WORDS = {
     r"\bassembled\b": "installed",
     r"\bfreed\b": "removed",
     r"\bbuild notes?\b": "build state",
+    r"(?-i:\b[KMGT]iB\b|\b[0-9.]{1,6} kB\b)": "KB, MB or GB, of 1,000 bytes",
 }
 """Patterns of words, without regard to case, and what is said instead. "There is no bundle" says something
 else than "it is no bundle". A message of shim.c has the phrase still: its text is in every library."""

@@ -368,7 +368,7 @@ def part_thousand(arguments: argparse.Namespace) -> Result:
         ),
         Row(
             "size of a kernel in the store, against its object",
-            f"{size / kernels / 1e3:.1f} kB against {objects / kernels / 1e3:.1f} kB: {size / objects:.3f}x",
+            f"{size / kernels / 1e3:.1f} KB against {objects / kernels / 1e3:.1f} KB: {size / objects:.3f}x",
             "≤ 0.25x",
             size <= 0.25 * objects,
         ),

@@ -319,7 +319,7 @@ def part_units(arguments: argparse.Namespace, built: Built) -> Result:
         rows.append(
             Row(
                 f"{min(unit, len(codes))} kernels together, level {level}, "
-                f"window of {(1 << window_log) / (1 << 20):.0f} MiB",
+                f"window of {(1 << window_log) / 1e6:.1f} MB",
                 f"{size:.0f} bytes a kernel, {seconds / len(codes) * 1e3:.1f} ms a kernel to pack, "
                 f"{unpack:.2f} ms to unpack the largest",
             )

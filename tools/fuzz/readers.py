@@ -7,7 +7,7 @@ BUNDLE is a sound bundle of a few kernels (the manifest ``smoke``); samples of e
 from it by the package's own writers. Needs the extra ``dev``, no GPU.
 
 A reader may return, or raise what the package raises on purpose. Anything else is a finding: another
-exception, lack of memory (each process may have 256 MiB more than at its start), more than five seconds for
+exception, lack of memory (each process may have 268 MB more than at its start), more than five seconds for
 one input, a crash. A finding is told with its place in the code, and its input is kept in ``--keep``; the
 second form feeds one again. Exits with 1 if there was any.
 
@@ -314,7 +314,7 @@ def run(
 
 def table(results: dict[str, Findings]) -> str:
     """What was done, in Markdown, a line a reader."""
-    head = ("reader", "inputs", "a second", "read", "refused", "findings", "slowest, ms", "growth, MiB")
+    head = ("reader", "inputs", "a second", "read", "refused", "findings", "slowest, ms", "growth, MB")
     lines = []
     total: Counter[str] = Counter()
     for name, item in results.items():
@@ -324,7 +324,7 @@ def table(results: dict[str, Findings]) -> str:
         refused = ", ".join(
             f"{word} {n:,}" for word, n in sorted(item.outcomes.items()) if word in _refused(item)
         )
-        times = f"{item.slowest * 1e3:.1f}", f"{item.growth / 2**20:.0f}"
+        times = f"{item.slowest * 1e3:.1f}", f"{item.growth / 1e6:.0f}"
         lines.append((name, f"{row['inputs']:,}", rate, f"{row['read']:,}", refused, row["findings"], *times))
     inputs, read, refused = (f"{total[word]:,}" for word in ("inputs", "read", "refused"))
     return markdown(head, [*lines, ("all", inputs, "", read, refused, total["findings"], "", "")])

@@ -127,6 +127,7 @@ def select(
     warning.
     """
     chosen: dict[str, Kernel] = {}
+    tables: dict[str, str] = {}
     warnings: list[str] = []
     known = (*TABLE, *manifest.known_bad)
     hit: set[KnownBad] = set()
@@ -160,12 +161,13 @@ def select(
             limit = table.max_per_group or len(members)
             for position in spread(len(members), limit):
                 chosen[members[position].digest] = members[position]
+                tables.setdefault(members[position].digest, table.where)
     warnings += _undeclared_numbers(manifest)
     for index, row in enumerate(manifest.known_bad):
         if row not in hit and in_force(row, dsl_version):
             warnings.append(f"known_bad[{index}] leaves nothing out")
     kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
-    return Selection(tuple(kernels), tuple(warnings))
+    return Selection(tuple(kernels), tuple(warnings), tables=tables)
 
 
 def _undeclared_numbers(manifest: Manifest) -> list[str]:

@@ -273,6 +273,7 @@ def choose(
         kernels=tuple(kernel for kernel in selection.kernels if kernel.digest not in left_out),
         warnings=(*selection.warnings, *told),
         rankings=tuple(sorted(rankings, key=lambda ranking: ranking.group)),
+        tables=selection.tables,
     )
 
 

@@ -22,7 +22,7 @@ MAX_DIRECTORY_BYTES = 1 << 23
 
 END = struct.Struct("<4s4H2LH")
 """The end of a zip file: signature, disk numbers, entries, the index's size and place, a comment's size."""
-_LARGE_END_BYTES = 20  # of the record before it in a zip file of more than 4 GiB
+_LARGE_END_BYTES = 20  # of the record before it in a zip file of more than 4.3 GB
 _MAX_COMMENT = 0xFFFF
 ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError, RuntimeError,

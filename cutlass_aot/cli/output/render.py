@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
+import re
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from cutlass_aot.cli.output.terminal import say
+
+if TYPE_CHECKING:
+    from cutlass_aot.schema.kernels.kernel import Kernel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -47,16 +53,63 @@ def print_json(value: Any) -> None:
     say(json.dumps(value, indent=2, sort_keys=True))
 
 
-def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
-    """Columns padded to their widest cell; numbers are aligned to the right."""
+def _broken(cell: str, width: int) -> list[str]:
+    return textwrap.wrap(cell, width) if len(cell) > width else [cell]
+
+
+WIDTH = 100
+"""Most characters of a line, where they can be chosen."""
+
+_LEAST = 24
+"""Characters that a column keeps in which long cells are broken."""
+
+# A number, with or without a unit; - stands for one that is not known.
+_NUMBER = re.compile(r"-|[-+]?[0-9][0-9.,]*( [A-Za-z%]+)?")
+
+
+def prose(text: str, indent: int = 2) -> str:
+    """A line of output, in lines of at most :data:`WIDTH` characters; no word, path or name is broken.
+
+    All but the first begin with ``indent`` spaces.
+    """
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def own_name(kernel: Kernel) -> str:
+    """What a kernel's name has beyond its group's, which is printed once above the kernels of the group."""
+    return kernel.name.removeprefix(f"{kernel.group_name}-")
+
+
+def table(
+    rows: Sequence[Sequence[object]], header: Sequence[str], groups: Sequence[str] | None = None
+) -> str:
+    """Columns padded to their widest cell; numbers, with or without a unit, are aligned to the right.
+
+    A line has at most :data:`WIDTH` characters: the widest cells are broken over several, after a hyphen or a
+    space if they have one. ``groups`` has the group of each row, which is printed once above its rows.
+    """
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    right = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
-    lines = []
-    for row in cells:
-        padded = [
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right, strict=True)
-        ]
-        lines.append("  ".join(padded).rstrip())
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [bool(rows) and all(map(_NUMBER.fullmatch, column[1:])) for column in columns]
+    over = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+    for index in sorted(range(len(widths)), key=lambda index: -widths[index]):
+        if over > 0 and not right[index] and widths[index] > _LEAST:
+            narrowed = max(widths[index] - over, _LEAST)
+            over -= widths[index] - narrowed
+            widths[index] = narrowed
+    lines, above = [], ""
+    for number, row in enumerate(cells):
+        if groups and number and groups[number - 1] != above:
+            above = groups[number - 1]
+            lines.append(above)
+        broken = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in itertools.zip_longest(*broken, fillvalue=""):
+            padded = [
+                part.rjust(width) if is_right else part.ljust(width)
+                for part, width, is_right in zip(parts, widths, right, strict=True)
+            ]
+            lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)

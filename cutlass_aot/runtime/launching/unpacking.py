@@ -1,6 +1,6 @@
 """What is written into the directory of unpacked files, under a lock; :mod:`~.code_cache` reads it.
 
-The directory holds at most ``$CUTLASS_AOT_CACHE_BYTES`` (4 GiB), or one file that is larger: the least
+The directory holds at most ``$CUTLASS_AOT_CACHE_BYTES`` (4 GB), or one file that is larger: the least
 recently used files are removed first.
 """
 
@@ -29,7 +29,7 @@ from cutlass_aot.runtime.launching.code_cache import (
 from cutlass_aot.schema.encoding import digest
 
 LIMIT_VARIABLE = "CUTLASS_AOT_CACHE_BYTES"
-DEFAULT_LIMIT = 4 << 30
+DEFAULT_LIMIT = 4_000_000_000
 
 LOCK_SECONDS = 60.0
 """How long to wait for another process to unpack, which takes milliseconds. A process waits in vain once."""
@@ -48,10 +48,17 @@ def limit() -> int:
     text = os.environ.get(LIMIT_VARIABLE, "")
     if not text:
         return DEFAULT_LIMIT
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+    found = limit_of(text)
+    if found is None:
         _tell(f"{LIMIT_VARIABLE} is {text[:80]!r}: expected a number of bytes; {DEFAULT_LIMIT} are used")
         return DEFAULT_LIMIT
-    return int(text)
+    return found
+
+
+def limit_of(text: str) -> int | None:
+    """The number of bytes that a text says; None if it says none."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else None
 
 
 class State(NamedTuple):

@@ -285,7 +285,7 @@ _AGAIN = "fetch it again, or measure again with cutlass-aot tune --force"
 
 
 def read_tuning(path: Path) -> Tuning:
-    """Read a tuning file of at most 64 MiB; TuningError if it is missing or unreadable."""
+    """Read a tuning file of at most 67.1 MB; TuningError if it is missing or unreadable."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TUNING_BYTES + 1)

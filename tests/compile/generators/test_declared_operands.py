@@ -289,7 +289,7 @@ def test_show_says_what_a_kernel_demands(heads, folder):
     (name,) = [
         item.name for item in heads.kernels() if dict(item.kernel.parameters) == {"bias": False, "bits": 64}
     ]
-    shown = run(folder, "show", "build/bundles/heads", name).stdout
+    shown = " ".join(run(folder, "show", "build/bundles/heads", name).stdout.split())
     assert "[B, 4 * G, 64]" in shown
     assert "extents of 64 bits" in shown
     assert "None" in shown

@@ -78,7 +78,7 @@ def test_an_interrupt_ends_the_program(tmp_path):
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)
     _, printed = process.communicate(timeout=30)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "the program was interrupted; nothing is written" in printed
 
 

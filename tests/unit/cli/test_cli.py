@@ -101,7 +101,7 @@ def test_help_imports_nothing_heavy():
         (["unknown"], "No such command 'unknown'"),
         (["build"], "Missing argument 'MANIFEST'"),
         (["build", "m.toml", "-j", "0"], "0 is not in the range"),
-        (["ls", "x", "--where", "tile"], "expected NAME=PATTERN"),
+        (["ls", "./x", "--where", "tile"], "expected NAME=PATTERN"),
         (["build", "missing.toml"], "error: missing.toml: cannot be read"),
     ],
 )
@@ -345,7 +345,7 @@ def test_an_interrupt_says_what_becomes_of_what_was_compiled_where_something_was
     monkeypatch.setattr(f"cutlass_aot.{what}", interrupted)
     status, _, errors = run(*(argument.format(tmp_path) for argument in arguments))
     kept = "; what was compiled is in the store, and the next build goes on from there" if says else ""
-    assert (status, errors.strip()) == (1, f"error: interrupted{kept}")
+    assert (status, errors.strip()) == (130, f"error: interrupted{kept}")
 
 
 def test_an_interrupt_is_no_traceback():
@@ -355,12 +355,46 @@ def test_an_interrupt_is_no_traceback():
         "cli.group.main = interrupted\ncli.main([])\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 1
+    assert result.returncode == 130
     assert result.stderr == "error: interrupted\n"
 
 
 def test_tables_align_numbers_to_the_right():
     assert table([("a", 1), ("bb", 20)], ("name", "count")) == "name  count\na         1\nbb       20"
+    assert table([("a", size(1)), ("bb", size(20_000))], ("name", "size")) == (
+        "name     size\na         1 B\nbb    20.0 KB"
+    )
+
+
+def test_tables_fit_100_columns_and_lose_nothing():
+    rows = [(n, "-".join(["part"] * 40), "why " * 30) for n in range(3)]
+    text = table(rows, ("n", "kernel", "reason"))
+    assert max(map(len, text.splitlines())) <= 100
+    assert (text.count("part"), text.count("why")) == (120, 90)
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["generators"], ["show", "{}", "gemm"]])
+def test_lines_fit_100_columns_but_for_words_that_are_longer(run, tmp_path, arguments):
+    bundle = write_bundle(tmp_path / "small", designs([(128, 128)]))
+    status, out, _ = run(*(argument.format(bundle) for argument in arguments))
+    assert status == 0
+    # A title stands before a word of any length, such as a path.
+    lines = [line for line in out.splitlines() if max(map(len, line.split()), default=0) < 80]
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("command", ["ls", "choose"])
+def test_a_listing_fits_100_columns_and_names_each_kernel(run, tmp_path, command):
+    kernels = designs(dtypes=("bf16", "bf16", "bf16"), target="sm_100a")
+    bundle = write_bundle(tmp_path / "small", kernels)
+    problem = ["--m", 8, "--n", 128, "--k", 64] if command == "choose" else []
+    status, out, errors = run(command, bundle, *problem)
+    assert (status, errors) == (0, "")
+    assert max(map(len, out.splitlines())) <= 100
+    for kernel in kernels:
+        # By which `show` finds it, too.
+        assert kernel.digest[:8] in out
+        assert run("show", bundle, kernel.digest[:8])[0] == 0
 
 
 def test_sizes_and_plurals_read_well():

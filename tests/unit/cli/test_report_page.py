@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
 import os
+import platform
 import re
+import shutil
+import subprocess
+import zipfile
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,8 +23,13 @@ from cutlass_aot.cli.output.report import page as pages
 from cutlass_aot.cli.output.report.about import About, about_build
 from cutlass_aot.cli.output.report.collect import Collector, Span
 from cutlass_aot.cli.output.report.page import render, reported, write_page
+from cutlass_aot.cli.output.report.sizes import FinalSizes, final_sizes
+from cutlass_aot.diff.listing import read_listing
 from cutlass_aot.errors import ManifestError, ReportError
 from tests.support.build_events import Clock, artifact, build, failure, kernel, planned, tell_all
+from tests.support.bundles import designs, write_bundle
+from tests.support.paths import REPOSITORY
+from tests.support.replace import replace
 
 ABOUT = About(
     manifest="m.toml",
@@ -42,6 +55,7 @@ class Page(HTMLParser):
         self.tags: Counter[str] = Counter()
         self.attributes: list[tuple[str, str | None]] = []
         self.text = ""
+        self.scripts: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -61,7 +75,9 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if "script" in self.open:
+            self.scripts.append(data)
+        elif "style" not in self.open:
             self.text += data
 
     @property
@@ -72,12 +88,20 @@ class Page(HTMLParser):
 def check(text: str) -> Page:
     """Read a page, and hold it against what every page promises."""
     page = Page(text)
-    assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
     names = {name for name, _ in page.attributes}
     assert not {"src", "href", "srcset", "xlink:href", "action", "background"} & names
     assert not [name for name in names if name.startswith("on")]
     assert not re.search(r"https?:|//\w|url\(|@import", text)
     assert "default-src 'none'" in text
+    # The one script that the browser may run is ours, whatever else found a way into the page.
+    assert len(page.scripts) in (0, 2)
+    if page.scripts:
+        listing, script = page.scripts
+        assert {"title", "size", "columns", "kernels"} == set(json.loads(listing))
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}'" in text
+        assert not re.search(r"innerHTML|eval|document\.write|Function", script)
     assert "nan" not in [value for _, value in page.attributes]
     return page
 
@@ -112,9 +136,121 @@ def test_a_good_build(clock):
         "None was linked",
     ):
         assert words in page.words, words
-    for item in items:
-        assert item.name.removeprefix(f"{item.group_name}-") in page.text
+    assert listed(page) == sorted(item.name for item in items)
     assert page.words.count(items[0].group_name) >= 2
+
+
+def listed(page: Page) -> list[str]:
+    """Names of the kernels in the page's list."""
+    found = json.loads(page.scripts[0])
+    at = found["columns"].index
+    return sorted(f"{row[at('group')]}-{row[at('design')]}" for row in found["kernels"])
+
+
+def test_what_a_run_was_and_how_large_its_bundle_is(clock):
+    items = [kernel(number, target=f"sm_{90 + 10 * (number % 2)}a") for number in range(4)]
+    tables = {item.digest: f"kernels[{number % 3}]" for number, item in enumerate(items)}
+    told = [
+        replace(planned(items), tables=tables),
+        *(events.Compiled(item, artifact(registers=100 + 8 * n)) for n, item in enumerate(items)),
+        events.Finished(Path("b"), 4, 4, 0, True),
+    ]
+    about = replace(ABOUT, date="2026-11-24 12:00:00 UTC", commit="abc123", machine="builder, x86_64, 8 CPUs")
+    sizes = FinalSizes(80_000, {item.digest: 20_000 for item in items}, ("small.whl", 70_000))
+    dynamic = {item.digest: 1000 * n for n, item in enumerate(items)}
+    page = check(render(about, collected(clock, told), sizes=sizes, dynamic=dynamic))
+    for words in (
+        "2026-11-24 12:00:00 UTC · on builder, x86_64, 8 CPUs · commit abc123",
+        "bundle 80.0 KB wheel 70.0 KB, small.whl",
+        "sm_90a 2 100 to 116 0 1.0 KB 0 B to 2.0 KB 80.0 KB 100.0 KB 40.0 KB",
+        "sm_100a 2 108 to 124 0 1.0 KB 1.0 KB to 3.0 KB 80.0 KB 100.0 KB 40.0 KB",
+        "kernels[0] 2 100 to 124 0 1.0 KB 0 B to 3.0 KB 80.0 KB 100.0 KB 40.0 KB",
+        "kernels[1] 1 108 0 1.0 KB 1.0 KB 40.0 KB 50.0 KB 20.0 KB",
+    ):
+        assert words.replace(" ", "") in page.words.replace(" ", ""), words
+
+
+def test_the_sizes_are_those_of_the_bundle_and_of_its_own_wheel(tmp_path):
+    members = designs()
+    bundle = write_bundle(tmp_path / "bundles" / "small", members)
+    found = final_sizes(bundle)
+    assert found is not None
+    assert found.bundle == sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
+    assert sum(found.kernels.values()) == pytest.approx(found.bundle)
+    assert found.wheel is None
+    (tmp_path / "wheels").mkdir()
+    for name, root in (("a", write_bundle(tmp_path / "other", members[:1])), ("b", bundle)):
+        with zipfile.ZipFile(tmp_path / "wheels" / f"{name}.whl", "w") as archive:
+            archive.write(root / "MANIFEST.json", "package/bundle/MANIFEST.json")
+    found = final_sizes(bundle)
+    assert found is not None
+    assert found.wheel == ("b.whl", (tmp_path / "wheels" / "b.whl").stat().st_size)
+    assert final_sizes(tmp_path) is None
+
+
+def test_a_page_can_be_compared(clock, tmp_path):
+    items = [kernel(number, group=number % 3) for number in range(6)]
+    page = tmp_path / "page.html"
+    page.write_text(render(ABOUT, collected(clock, build(clock, items))))
+    listing = read_listing(str(page))
+    assert (listing.what, listing.title) == ("report", "my-kernels 1.2.3")
+    assert sorted(item.name for item in listing.kernels) == sorted(item.name for item in items)
+    assert {item.registers for item in listing.kernels} == {168}
+
+
+CHROMIUM = shutil.which("chromium")
+ACT = """
+<script>
+const press = (title) => [...document.querySelectorAll("#head button")]
+  .find((button) => button.textContent === title).click();
+const search = (words) => {
+  const input = document.getElementById("search");
+  input.value = words;
+  input.dispatchEvent(new Event("input"));
+};
+const names = () => [...document.querySelectorAll("#kernels code")].map((item) => item.textContent);
+const seen = [names()];
+press("registers");
+seen.push(names());
+press("registers");
+seen.push(names());
+search("SM_90A present");
+seen.push(names(), document.getElementById("count").textContent);
+const made = document.createElement("pre");
+made.id = "seen";
+made.textContent = JSON.stringify(seen);
+document.body.append(made);
+</script>
+</body>
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+def test_the_list_is_sorted_and_searched_in_a_browser(clock, tmp_path):
+    items = [kernel(n, target=f"sm_{90 + 10 * (n % 2)}a") for n in range(4)]
+    names = [item.name.removeprefix(f"{item.group_name}-") for item in items]
+    told = [
+        planned(items, present=1),
+        *(events.Compiled(item, artifact(registers=100 - 8 * n)) for n, item in enumerate(items) if n),
+        events.Finished(Path("b"), 4, 4, 0, True),
+    ]
+    page = re.sub(r"<meta http-equiv[^>]*>", "", render(ABOUT, collected(clock, told)))
+    (tmp_path / "page.html").write_text(page.replace("</body>", ACT))
+    done = subprocess.run(
+        [
+            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", f"file://{tmp_path / 'page.html'}",
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    seen = json.loads(html.unescape(done.stdout.split('<pre id="seen">')[1].split("</pre>")[0]))
+    by_name, most, least, found, count = seen
+    # Of 168 (the store had it), 92, 84 and 76 registers.
+    assert by_name == [names[0], names[2], names[1], names[3]]
+    assert most == names
+    assert least == names[::-1]
+    assert (found, count) == ([names[0]], "1 of 4 kernels")
 
 
 def test_equal_builds_give_equal_pages_whatever_the_order(clock):
@@ -163,7 +299,7 @@ def test_a_failing_build_shows_reasons_and_the_ends_of_logs(clock, tmp_path):
     items = [kernel(number) for number in range(3)]
     told = [
         planned(items),
-        events.Failed(failure(items[0], long, "the compiler crashed (signal 11)")),
+        events.Failed(failure(items[0], long, "the compiler crashed (signal 11)\nline 7: x = y")),
         events.Failed(failure(items[1], missing)),
         events.Compiled(items[2], artifact()),
         events.Finished(Path("b"), 3, 1, 2, False),
@@ -172,6 +308,7 @@ def test_a_failing_build_shows_reasons_and_the_ends_of_logs(clock, tmp_path):
     page = check(text)
     assert "no bundle: 2 of 3 kernels failed" in page.words
     assert "the compiler crashed (signal 11)" in page.words
+    assert "line 7: x = y" in page.words
     assert "the end of it" in page.words
     assert "begin" not in page.words.split()
     assert "the log cannot be read: No such file" in page.words
@@ -179,12 +316,29 @@ def test_a_failing_build_shows_reasons_and_the_ends_of_logs(clock, tmp_path):
     assert len(text) < 60_000
 
 
+def test_equal_failures_stand_once_with_their_number(clock, tmp_path):
+    items = [kernel(number) for number in range(7)]
+    (tmp_path / "x.log").write_text("what the compiler said")
+    told = [planned(items), *(events.Failed(failure(item, tmp_path / "x.log")) for item in items[:6])]
+    # A reason that names the kernel is the same for another kernel.
+    told += [
+        events.Failed(failure(item, tmp_path / "x.log", f"{item.symbol}: no GPU code")) for item in items[:2]
+    ]
+    told += [events.Failed(failure(items[6], tmp_path / "x.log", "another reason"))]
+    page = check(render(ABOUT, collected(clock, told)))
+    assert page.words.count("ValueError: no such instruction") == 1
+    assert "6 kernels:" in page.words
+    assert page.words.count(": no GPU code") == 1
+    assert page.words.count("what the compiler said") == 3
+    assert all(item.name in page.text for item in items)
+
+
 def test_many_logs_are_cut(clock, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "MAX_LOGS_BYTES", 20_000)
     log = tmp_path / "x.log"
     log.write_text("<" * 20_000)
     items = [kernel(number) for number in range(50)]
-    told = [planned(items), *(events.Failed(failure(item, log)) for item in items)]
+    told = [planned(items), *(events.Failed(failure(item, log, f"{item.digest}")) for item in items)]
     page = check(render(ABOUT, collected(clock, told)))
     assert page.text.count("<") == 20_000
     assert page.words.count("The end of its log") == 3
@@ -222,8 +376,8 @@ def test_thousands_of_kernels_stay_small(clock):
     text = render(ABOUT, collected(clock, build(clock, items, workers=64)))
     page = check(text)
     assert len(text) < 5_000_000
-    assert "2000 kernels more; cutlass-aot ls lists all of a bundle" in page.words
-    assert page.tags["tr"] < pages.MAX_ROWS + 1_200
+    assert len(listed(page)) == 12_000
+    assert page.tags["tr"] < 1_200
 
 
 def test_a_kernel_that_nobody_started_ends_when_it_was_told(clock):
@@ -314,6 +468,10 @@ def test_what_is_said_of_a_manifest(tmp_path):
     assert (about.manifest, about.bundle, about.version) == ("m.toml", "x", "0.1.0")
     assert about.targets == ("sm_100a", "sm_90a")
     assert {"cutlass-aot", "Python", "msgpack"} <= set(about.versions)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", about.date)
+    assert about.commit == ""
+    assert platform.machine() in about.machine
+    assert re.match(r"[0-9a-f]{40}\b", about_build(REPOSITORY / "manifests" / "smoke.toml").commit)
 
 
 def test_a_kernel_that_failed_in_an_earlier_build_kept_no_worker_busy(clock, tmp_path):

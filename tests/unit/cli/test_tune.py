@@ -177,8 +177,8 @@ def test_a_kernel_that_fails_is_told_and_the_others_are_ranked(run, here, gpu):
 def test_an_interrupt_keeps_what_was_measured(run, here, gpu):
     gpu.interrupted_at = 16
     status, out, errors = run("small", "--shapes", "s.toml", "-o", "t.json", "--apply", "tuned")
-    assert (status, out) == (1, "")
-    assert errors.splitlines()[-1].startswith("interrupted; what was measured is kept, and the same command")
+    assert (status, out) == (130, "")
+    assert errors.splitlines()[-1].startswith("error: interrupted; what was measured is kept, and the same")
     assert [len(group.problems) for group in read_tuning(here / "t.json").groups] == [1]
     assert not (here / "tuned").exists()
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from cutlass_aot.bundle.wheel import catalog as wheel_catalog
 from cutlass_aot.bundle.wheel.catalog import read_wheel_catalog
 from cutlass_aot.cli import main
-from cutlass_aot.doctor import bundle as diagnosis
 from cutlass_aot.doctor.bundle import find_bundles
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
+from cutlass_aot.runtime import search_path
 from cutlass_aot.runtime.search_path import InstalledBundle
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
 from tests.support.bundles import REQUIREMENTS, designs, write_bundle
@@ -126,7 +126,7 @@ def test_an_installed_bundle_is_found_where_the_directory_at_hand_must_not_be_re
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = InstalledBundle("small", "0.1.0", "", "", bundle)
-    monkeypatch.setattr(diagnosis, "installed_bundles", lambda: [installed])
+    monkeypatch.setattr(search_path, "installed_bundles", lambda: [installed])
 
     def refused(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -190,7 +190,7 @@ def test_an_installed_bundle_by_its_name(
         InstalledBundle("small", "0.1.0", "d", "p", bundle),
         InstalledBundle("small", "0.1.0", "e", "q", other),
     ]
-    monkeypatch.setattr(diagnosis, "installed_bundles", lambda: installed)
+    monkeypatch.setattr(search_path, "installed_bundles", lambda: installed)
     status, out, _ = doctor("small", "--facts", facts)
     assert status == 0
     assert out.count("bundle small 0.1.0\n") == 2
@@ -276,7 +276,7 @@ def test_nothing_large_is_read(tmp_path: Path, bundle: Path, monkeypatch: pytest
     wheel.write_bytes(data)
     with pytest.raises(CorruptFile, match="has an index of more than"):
         read_wheel_catalog(wheel)
-    # The index of a zip file of more than 4 GiB.
+    # The index of a zip file of more than 4.3 GB.
     large = bytearray(packed(bundle, wheel).read_bytes())
     end = large.rfind(b"PK\x05\x06")
     large[end:end] = b"PK\x06\x07" + bytes(16)

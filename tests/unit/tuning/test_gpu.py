@@ -107,7 +107,7 @@ def test_launches_go_round_more_operands_than_the_cache_holds(monkeypatch):
     measure(gpu, [member])
     timed = member.addresses[2:]
     sets = list(dict.fromkeys(timed))
-    # Each set takes 2 * (24*72 + 72*40 + 24*40) elements of two bytes; the cache has 64 KiB.
+    # Each set takes 2 * (24*72 + 72*40 + 24*40) elements of two bytes; the cache has 65,536 bytes.
     set_bytes = sets[1] - sets[0]
     assert set_bytes >= 2 * 2 * (24 * 72 + 72 * 40 + 24 * 40)
     assert len(sets) * set_bytes > 2 * (1 << 16)
@@ -128,7 +128,7 @@ def test_operands_that_do_not_fit_are_left_out():
     gpu = PretendGpu(free_bytes=1000)
     found = measure(gpu, kernels(gpu, ("",)))
     assert isinstance(found, Skipped)
-    assert "do not fit the 0 MiB of free memory" in found.reason
+    assert "do not fit the 1.0 KB of free memory" in found.reason
 
 
 def test_a_gpu_that_fails_is_an_error_of_the_device(monkeypatch):

@@ -19,10 +19,16 @@ State = Literal["compiled", "present", "shared", "failed", "open"]
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """One kernel of a build. Group and design are its name; ``artifact`` is None if there is none."""
+    """One kernel of a build. Group and design are its name; ``artifact`` is None if there is none.
+
+    ``table`` is the manifest's that asks for it, ``""`` if a program does.
+    """
 
     group: str
     design: str
+    target: str
+    digest: str
+    table: str
     state: State
     artifact: Artifact | None
 
@@ -186,7 +192,9 @@ class Collector:
     def _kernel(self, kernel: Kernel, present: Artifact | None) -> KernelFacts:
         state, artifact = self._states.get(kernel.digest, ("present" if present else "open", present))
         group = kernel.group_name
-        return KernelFacts(group, kernel.name.removeprefix(f"{group}-"), state, artifact)
+        design = kernel.name.removeprefix(f"{group}-")
+        table = self._planned.tables.get(kernel.digest, "") if self._planned else ""
+        return KernelFacts(group, design, kernel.target, kernel.digest, table, state, artifact)
 
 
 def _grouped(kernels: Iterable[KernelFacts]) -> tuple[GroupFacts, ...]:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import heapq
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.cli.output.report import charts
 from cutlass_aot.cli.output.report.about import About
 from cutlass_aot.cli.output.report.collect import BuildFacts, Collector, KernelFacts
-from cutlass_aot.errors import ReportError
+from cutlass_aot.cli.output.report.sizes import FinalSizes, final_sizes
+from cutlass_aot.diff.listing import ELEMENT, ListedKernel, Listing
+from cutlass_aot.errors import CorruptFile, ReportError, StoreError
 from cutlass_aot.schema.words import duration, plural, size, without_colors
+from cutlass_aot.store.store import Store
 
 TOP = 10
 """Kernels in a list of the slowest or largest."""
-MAX_ROWS = 10_000
-"""Most kernels that the page lists."""
 MAX_LOG_BYTES = 8_000
 """Most bytes of one log in the page: its end, where the error stands."""
 MAX_LOGS_BYTES = 400_000
@@ -39,14 +43,15 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, slots=True)
 class LoggedFailure:
-    """A failure as the page shows it.
+    """Equal failures as the page shows them: once, with the kernels that have them and the log of the first.
 
     ``text`` is the end of the log, ``""`` if the page has no room for it; ``cut`` is true if the log begins
     earlier.
     """
 
-    name: str
+    names: tuple[str, ...]
     reason: str
+    detail: str
     file: str
     text: str
     cut: bool
@@ -67,11 +72,31 @@ class Chart:
     marked: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Kernels of one target or of one table of the manifest.
+
+    ``registers``, ``static`` and ``dynamic`` are the least and the most of a kernel, None where none is
+    known. ``final`` is their share of the bundle in bytes.
+    """
+
+    name: str
+    kernels: int
+    size: int
+    code: int
+    spilling: int
+    registers: tuple[int, int] | None
+    static: tuple[int, int] | None
+    dynamic: tuple[int, int] | None
+    final: float
+
+
 @contextlib.contextmanager
-def reported(path: Path, about: About) -> Iterator[Collector]:
+def reported(path: Path, about: About, store: Path | None = None) -> Iterator[Collector]:
     """Write a page about the build that runs inside, also if it fails, unless it ends before there is a plan.
 
-    Yields the listener for the build's events.
+    ``store`` is where it keeps its objects, which say with how much shared memory they are launched. Yields
+    the listener for the build's events.
     """
     _check_place(path)
     collector = Collector()
@@ -82,13 +107,49 @@ def reported(path: Path, about: About) -> Iterator[Collector]:
             # The build's own error is the one to tell.
             with contextlib.suppress(ReportError):
                 words = INTERRUPTED if isinstance(error, KeyboardInterrupt) else str(error) or repr(error)
-                write_page(path, render(about, collector.facts(), ended_by=words))
+                facts = collector.facts()
+                write_page(path, render(about, facts, ended_by=words, dynamic=dynamic_bytes(facts, store)))
         raise
-    write_page(path, render(about, collector.facts()))
+    facts = collector.facts()
+    finished = facts.finished
+    sizes = final_sizes(finished.bundle) if finished and not finished.failed else None
+    write_page(path, render(about, facts, dynamic=dynamic_bytes(facts, store), sizes=sizes))
 
 
-def render(about: About, facts: BuildFacts, *, ended_by: str = "") -> str:
-    """The page as HTML; ``ended_by`` is the error that ended the build, if one did."""
+def dynamic_bytes(facts: BuildFacts, store: Path | None) -> dict[str, int]:
+    """Digest of a kernel to the dynamic shared memory of a block, where its object says it.
+
+    Of several launches it is the most.
+    """
+    found: dict[str, int] = {}
+    if store is None or not store.is_dir():
+        return found
+    with contextlib.suppress(StoreError):
+        opened = Store(store, create=False)
+        for kernel in facts.kernels:
+            data = opened.get_blob(kernel.artifact.object_sha256) if kernel.artifact else None
+            with contextlib.suppress(CorruptFile):
+                launches = KernelObject.from_bytes(data).launches() if data else ()
+                known = [launch.dynamic_bytes for launch in launches if launch.dynamic_bytes is not None]
+                if known and len(known) == len(launches):
+                    found[kernel.digest] = max(known)
+    return found
+
+
+def render(
+    about: About,
+    facts: BuildFacts,
+    *,
+    ended_by: str = "",
+    dynamic: Mapping[str, int] | None = None,
+    sizes: FinalSizes | None = None,
+) -> str:
+    """The page as HTML.
+
+    ``ended_by`` is the error that ended the build, if one did, ``dynamic`` what :func:`dynamic_bytes` gives,
+    and ``sizes`` those of the bundle, if there is one.
+    """
+    dynamic = dynamic or {}
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
         autoescape=True,
@@ -97,14 +158,21 @@ def render(about: About, facts: BuildFacts, *, ended_by: str = "") -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        size=size, seconds=seconds_text, plural=lambda count, noun: plural(count, noun), bar=_bar
+        size=lambda count: size(round(count)),
+        seconds=seconds_text,
+        between=_between,
+        plural=lambda count, noun: plural(count, noun),
+        bar=_bar,
     )
     compiled = [kernel for kernel in facts.kernels if kernel.artifact is not None]
-    shown, listed = [], 0
-    for group in facts.groups:
-        rows = group.kernels[: MAX_ROWS - listed]
-        listed += len(rows)
-        shown.append((group, rows))
+    script = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+
+    def summaries(name: Callable[[KernelFacts], str]) -> list[Summary]:
+        members: dict[str, list[KernelFacts]] = {}
+        for kernel in facts.kernels:
+            members.setdefault(name(kernel), []).append(kernel)
+        return [_summary(name, members[name], dynamic, sizes) for name in sorted(members, key=_by_number)]
+
     return environment.get_template("page.html.j2").render(
         about=about,
         facts=facts,
@@ -130,8 +198,14 @@ def render(about: About, facts: BuildFacts, *, ended_by: str = "") -> str:
         most_group_bytes=max((group.size for group in facts.groups), default=0),
         charts=_charts(compiled) if compiled else [],
         timeline=_timeline(facts),
-        lists=shown,
-        unlisted=len(facts.kernels) - listed,
+        targets=summaries(lambda kernel: kernel.target),
+        tables=summaries(lambda kernel: kernel.table or "programs"),
+        sizes=sizes,
+        # Both are ours; what the listing holds is escaped by it.
+        listing=Markup(_listing(about, facts, dynamic, sizes).to_json()),  # noqa: S704
+        script=Markup(script),  # noqa: S704
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        element=Markup(ELEMENT),  # noqa: S704
         top=TOP,
     )
 
@@ -211,13 +285,68 @@ def _top(kernels: Sequence[KernelFacts], measures: Sequence[float]) -> list[tupl
 def _logged(failures: Iterable[Failure]) -> list[LoggedFailure]:
     room = MAX_LOGS_BYTES
     found = []
+    by_reason: dict[str, list[Failure]] = {}
     for failure in failures:
-        text, cut = _log_end(failure.log, min(room, MAX_LOG_BYTES))
+        by_reason.setdefault(failure.common_reason, []).append(failure)
+    for equal in by_reason.values():
+        first = equal[0]
+        text, cut = _log_end(first.log, min(room, MAX_LOG_BYTES))
         room -= len(text)
-        found.append(
-            LoggedFailure(failure.kernel.name, clean(failure.headline), failure.log.name, clean(text), cut)
-        )
+        names = tuple(failure.kernel.name for failure in equal)
+        words = clean(first.headline), clean(first.detail)
+        found.append(LoggedFailure(names, *words, first.log.name, clean(text), cut))
     return found
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+
+
+def _summary(
+    name: str, kernels: Sequence[KernelFacts], dynamic: Mapping[str, int], sizes: FinalSizes | None
+) -> Summary:
+    facts = [kernel.artifact.facts for kernel in kernels if kernel.artifact]
+    return Summary(
+        name,
+        len(kernels),
+        sum(kernel.size for kernel in kernels),
+        sum(item.cubin_bytes for item in facts),
+        sum(bool(kernel.spills) for kernel in kernels),
+        _range([item.registers for item in facts]),
+        _range([item.shared_memory_bytes for item in facts]),
+        _range([dynamic[kernel.digest] for kernel in kernels if kernel.digest in dynamic]),
+        sum(sizes.kernels.get(kernel.digest, 0.0) for kernel in kernels) if sizes else 0.0,
+    )
+
+
+def _range(values: Sequence[int]) -> tuple[int, int] | None:
+    return (min(values), max(values)) if values else None
+
+
+def _listing(
+    about: About, facts: BuildFacts, dynamic: Mapping[str, int], sizes: FinalSizes | None
+) -> Listing:
+    def listed(kernel: KernelFacts) -> ListedKernel:
+        made = kernel.artifact
+        if made is None:
+            return ListedKernel(kernel.group, kernel.design, kernel.target, kernel.state)
+        return ListedKernel(
+            kernel.group,
+            kernel.design,
+            kernel.target,
+            kernel.state,
+            sha256=made.object_sha256,
+            seconds=round(made.seconds, 3),
+            registers=made.facts.registers,
+            spill_bytes=made.facts.spill_bytes,
+            static_bytes=made.facts.shared_memory_bytes,
+            dynamic_bytes=dynamic.get(kernel.digest),
+            code_bytes=made.facts.cubin_bytes,
+            object_bytes=made.object_bytes,
+        )
+
+    title = f"{about.bundle} {about.version}"
+    return Listing("report", title, sizes.bundle if sizes else None, tuple(map(listed, facts.kernels)))
 
 
 def _log_end(path: Path, limit: int) -> tuple[str, bool]:
@@ -260,7 +389,7 @@ def _charts(compiled: Sequence[KernelFacts]) -> list[Chart]:
             "Seconds of compilation",
             f"kernels by time; all of them together {seconds_text(sum(seconds))}",
             seconds,
-            lambda value: f"{value:.10g} s",
+            lambda value: f"{value:.4g} s",
             0.01,
         ),
         chart(
@@ -286,6 +415,12 @@ def _timeline(facts: BuildFacts) -> Markup:
     if not facts.spans:
         return Markup()
     return Markup(charts.timeline(facts.spans, max(span.end for span in facts.spans)))  # noqa: S704
+
+
+def _between(ends: tuple[int, int] | None, unit: str = "") -> str:
+    """The least and the most of something, once if they are equal; ``-`` where nothing is known."""
+    texts = [size(end) if unit == "bytes" else str(end) for end in dict.fromkeys(ends or ())]
+    return " to ".join(texts) or "-"
 
 
 def _bar(part: float, whole: float = 1.0) -> Markup:

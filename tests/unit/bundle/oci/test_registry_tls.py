@@ -93,7 +93,7 @@ def test_a_handshake_that_drips(tmp_path):
         while not ended.is_set():
             try:
                 clients.append(server.accept()[0])
-                # The beginning of a record of 16 KiB.
+                # The beginning of a record of 16.4 KB.
                 clients[-1].sendall(b"\x16\x03\x03\x40\x00")
             except TimeoutError:
                 pass

@@ -1,0 +1,1 @@
+"""What two bundles, reports of builds or plans differ in."""

@@ -1,0 +1,47 @@
+"""Exit statuses: one table in the code, in the help and on the page; an interrupt's is 130."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutlass_aot import errors
+from cutlass_aot.cli import main
+from cutlass_aot.errors import CutlassAotError, ExitCode
+from tests.support.paths import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+
+
+def test_the_page_and_the_help_have_the_table_of_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    table = [(str(code.value), code.meaning) for code in ExitCode]
+    assert re.findall(r"^\| (\d+) \| (.*) \|$", PAGE, re.MULTILINE) == table
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    help_text = capsys.readouterr().out
+    assert re.findall(r"^    ?(\d+) +(\S.*)$", help_text, re.MULTILINE) == table
+
+
+def test_every_error_exits_with_a_status_of_the_table() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    found = {kind.exit_code for kind in kinds if issubclass(kind, CutlassAotError)}
+    assert found == {ExitCode.FAILED, ExitCode.MISUSED, ExitCode.UNTRUSTED}
+    assert all(isinstance(code, ExitCode) for code in found)
+
+
+def test_a_command_that_a_signal_interrupts_exits_with_130(tmp_path: Path) -> None:
+    code = "import time; print('ready', flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cutlass_aot", "capture", "--", sys.executable, "-c", code],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
