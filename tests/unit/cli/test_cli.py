@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import cutlass_aot.builder.check.undeclared
-import cutlass_aot.doctor.bundle
+import cutlass_aot.runtime.search_path
 import tests.support.misbehaving  # noqa: F401 (its import registers a generator, which a test takes back)
 from cutlass_aot.builder.events import Compiled, Failed, Planned
 from cutlass_aot.builder.records import Failure, PlannedKernel
@@ -427,7 +427,9 @@ def test_a_misspelt_word_is_told_from_those_that_are_known(run, tmp_path, monkey
     bundle = write_bundle(tmp_path / "bundle", [gemm()])
     monkeypatch.setenv("CUTLASS_AOT_BUNDLE_PATH", str(bundle))
     monkeypatch.setattr(
-        cutlass_aot.doctor.bundle, "installed_bundles", lambda: [SimpleNamespace(name="small", path=bundle)]
+        cutlass_aot.runtime.search_path,
+        "installed_bundles",
+        lambda: [SimpleNamespace(name="small", path=bundle)],
     )
     _, out, err = run(*(str(bundle) if word == "BUNDLE" else word for word in arguments))
     assert (err or out).rstrip().endswith(f"; did you mean '{meant}'?")

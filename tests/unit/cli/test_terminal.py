@@ -67,7 +67,7 @@ def test_an_error_that_names_a_file(tmp_path: Path, capfd: pytest.CaptureFixture
     "arguments",
     [
         (TITLE,),
-        ("ls", "bundle", TITLE),
+        ("plan", "m.toml", TITLE),
         ("ls", f"--{TITLE}"),
         ("build", "m.toml", "--executor", TITLE),
         ("try", "axpy", "--extent", TITLE),
