@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from cutlass_aot import __version__
 from cutlass_aot.bundle.glibc import platform_tags
-from cutlass_aot.bundle.plan import VARIANT_NAME
 from cutlass_aot.errors import BundleError
-from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, Catalog
+from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, VARIANT_NAME, Catalog
 from cutlass_aot.schema.entry_points import BUNDLES
 from cutlass_aot.schema.versions import major_minor
 from cutlass_aot.schema.words import plural
@@ -71,7 +70,7 @@ def wheel_names(catalog: Catalog) -> WheelNames:
             f"bundle {catalog.name!r} has libraries for {', '.join(catalog.hosts) or 'no host'}, a wheel is "
             "for one host: pack it with cutlass-aot wheel, which makes a wheel for each"
         )
-    if catalog.variant and not VARIANT_NAME.fullmatch(catalog.variant):
+    if not VARIANT_NAME.fullmatch(catalog.variant):
         raise BundleError(
             f"variant {catalog.variant!r} of bundle {catalog.name!r} cannot name a wheel: expected "
             "lower-case letters and digits"
