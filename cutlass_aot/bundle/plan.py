@@ -58,7 +58,7 @@ class BundlePlan:
         provenance: names and versions of what built it (no times, no paths).
         groups: in any order, at least one.
         launchers: host to the library through which kernels are launched.
-        licenses: file name to text, of what is linked in.
+        licenses: file name to text, of what is linked in and of what was compiled into kernels.
         rankings: in any order; each names a group of the bundle.
         variant: see :attr:`~cutlass_aot.schema.bundles.catalog.Catalog.variant`.
     """

@@ -546,6 +546,8 @@ class _Verification:
         if different:
             found = f"other kernels than in the indices: {few(different)}"
             self._problem(reference.path, found, "the bundle's kernels")
+        for path in sorted(bill.licenses - self._references.keys()):
+            self._problem(path, "nothing in the manifest", "the licence of what is in the bundle")
         code = code_of_requests(compiled.request for group in groups for compiled in group.requests)
         different = sorted({item.name for item in bill.code ^ code})
         if different:

@@ -112,13 +112,13 @@ LICENSES_NAME = "LICENSES.txt"
 
 
 def licenses_text(licenses: Mapping[str, bytes]) -> bytes:
-    """The licences of what is linked in, one after the other, each after the name of its file.
+    """The licences of what is in a bundle, one after the other, each after the name of its file.
 
     A wheel's metadata must have the texts. The bundle has each as a file of its own, but checkers of wheels
     would report the same files twice in a wheel.
     """
     return b"\n".join(
-        f"What is linked in, {name.removesuffix('.txt')}, is under these terms:\n\n".encode() + text
+        f"What is in it of {name.removesuffix('.txt')} is under these terms:\n\n".encode() + text
         for name, text in sorted(licenses.items())
     )
 

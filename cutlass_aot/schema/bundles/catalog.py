@@ -9,7 +9,7 @@ Files of a bundle (msgpack ones are sealed, see :mod:`~cutlass_aot.schema.encodi
     rankings/*.msgpack     speeds of a group's kernels (:mod:`~.ranking`), where known
     code/*.zst             GPU code of one or more groups of one target, the same for every host
     lib/<host>/*.so.zst    linked host code of the same kernels; and the launcher
-    licenses/*             licences of what is linked in
+    licenses/*             licences of what is linked in and of what was compiled into kernels
     sbom/*                 bill of materials
     signatures/*           signatures of the manifest; the only files that it does not list
 
