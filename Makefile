@@ -73,7 +73,7 @@ bench-gpu: $(VENV)/.installed
 	$(BIN)/python -m tools.bench.gpu build/bundles/sm90 --halfway -o build/bench-gpu.json
 
 # Everything by its hashes, then torch, whose builds have many, with what its build asks for beside, and last the
-# project, by a build backend that is there by then. `pip check` is not asked: it would miss what FlashInfer names
+# project, by a build backend that is there by then. `pip check` is not run: it would miss what FlashInfer names
 # beside its kernels' needs (examples/programs/requirements.txt).
 $(VENV)/.installed: pyproject.toml constraints.txt hashes.txt
 	$(PYTHON) -m venv $(VENV)
