@@ -34,7 +34,6 @@ check: $(VENV)/.installed
 
 # The documentation as a site, in build/site/index.html. A dead link fails it.
 docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
 # Benchmarks: tools/bench/gpu.py --report prints the tables of docs/results/benchmarks.md from what these write.
@@ -73,10 +72,14 @@ bench-gpu: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm90.toml
 	$(BIN)/python -m tools.bench.gpu build/bundles/sm90 --halfway -o build/bench-gpu.json
 
-$(VENV)/.installed: pyproject.toml constraints.txt examples/programs/requirements.txt
+# Everything by its hashes, then torch, whose builds have many, with what its build asks for beside, and last the
+# project, by a build backend that is there by then. `pip check` is not run: it would miss what FlashInfer names
+# beside its kernels' needs (examples/programs/requirements.txt).
+$(VENV)/.installed: pyproject.toml constraints.txt hashes.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[build,dev,programs]'
-	$(BIN)/python -m pip install --quiet --no-deps --requirement examples/programs/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement hashes.txt
+	$(BIN)/python -m pip install --quiet $$(sed -n '/^torch==/p' constraints.txt)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 clean:

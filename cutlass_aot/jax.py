@@ -13,19 +13,17 @@ from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.launching.dlpack import view
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.schema.kernels.dtypes import BY_TORCH
 from cutlass_aot.schema.kernels.operands import OperandDescription, describe
 
-try:
-    import jax
-    import jax.numpy as jnp
-    import jax_tvm_ffi
-    import tvm_ffi
-except ImportError as error:
-    raise ImportError(
-        f"cutlass_aot.jax needs jax and jax-tvm-ffi, on Python 3.11 or newer ({error}): "
-        "pip install jax jax-tvm-ffi"
-    ) from error
+for _module in ("jax", "jax_tvm_ffi"):
+    optional(_module, ImportError, "cutlass_aot.jax, which runs on Python 3.11 or newer,")
+
+import jax  # noqa: E402 - of a release that is known to do
+import jax.numpy as jnp  # noqa: E402
+import jax_tvm_ffi  # noqa: E402
+import tvm_ffi  # noqa: E402
 
 __all__ = ["gemm"]
 

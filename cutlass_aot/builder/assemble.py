@@ -40,6 +40,7 @@ def assemble(
     measured = measured_rankings(recipe.tuning, entries, origins.provenance)
     groups = [_with_requests(group, selection) for group in libraries.groups(entries)]
     launchers = libraries.launchers()
+    code = _code_origins(planned)
     linked = [
         *launchers.values(),
         *(file for group in groups for own in group.libraries.values() for file in own),
@@ -56,10 +57,13 @@ def assemble(
                 tvm_ffi=linker.tvm_ffi_version,
                 glibc=glibc_of(file.path for file in linked),
             ),
-            provenance={**linker.versions, **origins.provenance},
+            provenance={**linker.versions, **_of_generators(planned), **origins.provenance},
             groups=groups,
             launchers=launchers,
-            licenses={**linker.licenses(), **_licenses(selection)},
+            licenses={
+                **{f"{name}.txt": license_notices(name, version) for name, version in sorted(code.items())},
+                **linker.licenses(),
+            },
             rankings=(*selection.rankings, *measured),
         ),
         bundle,
@@ -74,11 +78,19 @@ def _with_requests(group: GroupPlan, selection: Selection) -> GroupPlan:
     return replace(group, requests=tuple(item for item in own if item is not None))
 
 
-def _licenses(selection: Selection) -> dict[str, bytes]:
-    """Notices of the distributions whose code programs compile: the compiled code is in the bundle."""
-    found = {pair for item in selection.requests.values() for pair in item.request.distributions.items()}
-    return {
-        f"{name}.txt": text
-        for name, version in sorted(found)
-        if name != DSL and (text := license_notices(name, version))
-    }
+def _of_generators(planned: PlannedBundle) -> dict[str, str]:
+    """Distributions whose code is in the kernels of generators, with their versions."""
+    used = {kernel.generator for kernel in planned.selection.kernels}
+    code = planned.origins.code
+    return {name: version for generator in used for name, version in code.get(generator, {}).items()}
+
+
+def _code_origins(planned: PlannedBundle) -> dict[str, str]:
+    """Distributions whose code was compiled into the bundle, with their versions: it carries their notices.
+
+    The DSL is not among them: its licence is about the compiler, not about what it writes.
+    """
+    requests = planned.selection.requests.values()
+    found = _of_generators(planned)
+    found |= {name: version for item in requests for name, version in item.request.distributions.items()}
+    return {name: version for name, version in found.items() if name not in (DSL, "cutlass-aot")}

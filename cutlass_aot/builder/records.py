@@ -38,12 +38,13 @@ class Enumeration:
 class Sources:
     """The generators that a manifest uses, by name: how to import each, an instance, and its version.
 
-    A version contains the digest of the sources.
+    A version contains the digest of the sources. ``code`` has the distributions whose code is in its kernels.
     """
 
     references: Mapping[str, GeneratorReference]
     instances: Mapping[str, Generator]
     versions: Mapping[str, str]
+    code: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)

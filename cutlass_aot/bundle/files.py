@@ -41,7 +41,7 @@ def manifest_to_bytes(references: Mapping[str, FileReference]) -> bytes:
 
 
 LICENSES = "licenses"
-"""The folder for the licences of what is linked in."""
+"""The folder for the licences of what is linked in and of what was compiled into kernels."""
 
 
 MAX_LICENSE_BYTES = 1 << 22

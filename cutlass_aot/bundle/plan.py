@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, VersionRequirements
+from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, FILE_NAME, VARIANT_NAME, VersionRequirements
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.requests.request import OPERATION, CompiledRequest
 from cutlass_aot.schema.tuning.ranking import Ranking
-
-FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-VARIANT_NAME = re.compile(r"[a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ class BundlePlan:
         provenance: names and versions of what built it (no times, no paths).
         groups: in any order, at least one.
         launchers: host to the library through which kernels are launched.
-        licenses: file name to text, of what is linked in.
+        licenses: file name to text, of what is linked in and of what was compiled into kernels.
         rankings: in any order; each names a group of the bundle.
         variant: see :attr:`~cutlass_aot.schema.bundles.catalog.Catalog.variant`.
     """
@@ -90,7 +86,7 @@ def check_plan(plan: BundlePlan) -> None:
         )
     if not plan.groups:
         raise BundleError(f"bundle {plan.name!r} has no kernels: nothing to write")
-    if plan.variant and not VARIANT_NAME.fullmatch(plan.variant):
+    if not VARIANT_NAME.fullmatch(plan.variant):
         raise BundleError(
             f"bundle {plan.name!r} cannot have a variant {plan.variant!r}: expected lower-case letters "
             "and digits"

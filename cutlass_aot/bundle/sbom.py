@@ -8,15 +8,17 @@ generator::
       GPU code target, with the assembler's version and the compiler's fingerprint
         kernel, with the SHA-256 of its GPU code, and that of the object that compiling it gave
 
-Code that kernels of programs are made from is listed beside the packages, with the digest of its files.
+Code that kernels of programs are made from is listed beside the packages, with the digest of its files. What
+is in the bundle has the scope ``required``, and names the file with its licence.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cutlass_aot.bundle.files import LICENSES
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import Catalog
 from cutlass_aot.schema.bundles.group_index import KernelEntry
@@ -46,10 +48,14 @@ class Code(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """What a bundle's bill lists; a kernel by its name, digest of its GPU code and digest of its object."""
+    """What a bundle's bill lists; a kernel by its name, digest of its GPU code and digest of its object.
+
+    ``licenses`` are paths in the bundle, of the licences of what is in it.
+    """
 
     kernels: set[tuple[str, str, str]]
     code: set[Code]
+    licenses: set[str]
 
 
 class _Package(NamedTuple):
@@ -66,6 +72,7 @@ class _Package(NamedTuple):
     scope: str = "excluded"
 
 
+_SOURCES = "sources of kernels"
 _COMPILER = _Package("compiles kernels", "Other/Proprietary License", spdx=False)
 _HEADERS = _Package("headers of CUDA", "LicenseRef-NVIDIA-Proprietary", spdx=False)
 # Where these packages decide the bytes, their versions are pinned, and so are their licences.
@@ -77,17 +84,25 @@ _PACKAGES: Mapping[str, _Package] = {
     "nvidia-cuda-crt": _HEADERS,
     "nvidia-cuda-runtime": _HEADERS,
     "nvidia-cutlass-dsl": _COMPILER,
-    "nvidia-cutlass-operators": _Package("sources of kernels", "BSD-3-Clause"),
+    "nvidia-cutlass-operators": _Package(_SOURCES, "BSD-3-Clause"),
     "ziglang": _Package("compiles and links host code; the C library's interface", "MIT"),
     "zstandard": _Package("compresses code and libraries; opens them", "BSD-3-Clause", scope="required"),
 }
 
 
 def bill_of_materials(
-    catalog: Catalog, kernels: Iterable[KernelEntry], requests: Iterable[Request] = ()
+    catalog: Catalog,
+    kernels: Iterable[KernelEntry],
+    requests: Iterable[Request] = (),
+    licenses: Collection[str] = (),
 ) -> bytes:
-    """The canonical bill of a bundle, from all of its kernels and requests, both in any order."""
-    packages = [*_packages(catalog), *map(_code_component, sorted(code_of_requests(requests)))]
+    """The canonical bill of a bundle, from all of its kernels and requests, both in any order.
+
+    ``licenses`` are the names of its files of licences, ``DISTRIBUTION.txt``.
+    """
+    places = _places(licenses, f"../{LICENSES}")
+    code = sorted(code_of_requests(requests))
+    packages = [*_packages(catalog, places), *(_code_component(item, places) for item in code)]
     bundle = {
         "type": "library",
         "bom-ref": "bundle",
@@ -107,12 +122,15 @@ def bill_of_materials(
     return _text(bundle, [*packages, *generators], [{"ref": "bundle", "dependsOn": everything}])
 
 
-def bill_of_wheel(catalog: Catalog, name: str, path: str, sha256: str) -> bytes:
+def bill_of_wheel(
+    catalog: Catalog, name: str, path: str, sha256: str, licenses: Collection[str] = ()
+) -> bytes:
     """The bill of the distribution ``name``, a bundle's wheel: its packages, and a link to the bundle's bill.
 
     The latter has the digest ``sha256``; ``path`` leads to it from the folder of the wheel's bill.
+    ``licenses`` are as in :func:`bill_of_materials`.
     """
-    packages = _packages(catalog)
+    packages = _packages(catalog, _places(licenses, f"{path.rsplit('/', 2)[0]}/{LICENSES}"))
     wheel = {
         "type": "library",
         "bom-ref": "wheel",
@@ -148,7 +166,13 @@ def read_bill(data: bytes, what: str) -> Bill:
             for item in component.get("properties", ())
             if item["name"] == _CODE
         }
-        return Bill(set(_listed(body["components"], 0)), code)
+        licenses = {
+            url.removeprefix("../")
+            for component in body["components"]
+            for item in component.get("licenses", ())
+            if str(url := item["license"].get("url", "")).startswith(f"../{LICENSES}/")
+        }
+        return Bill(set(_listed(body["components"], 0)), code, licenses)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(f"{what} is not a readable bill of materials: {error!r}") from None
 
@@ -178,27 +202,44 @@ def code_of_requests(requests: Iterable[Request]) -> set[Code]:
     return found
 
 
-def _code_component(code: Code) -> dict[str, Any]:
+def _places(licenses: Collection[str], folder: str) -> dict[str, str]:
+    """Distribution to where its licence is, for those that have a file of their own."""
+    return {name.removesuffix(".txt"): f"{folder}/{name}" for name in licenses}
+
+
+def _code_component(code: Code, places: Mapping[str, str]) -> dict[str, Any]:
     component: dict[str, Any] = {
         "type": "library",
         "bom-ref": f"code {code.name} {code.version} {code.digest}",
         "name": code.name,
-        "scope": "excluded",
-        "properties": _properties({"cutlass-aot:role": "code of programs", _CODE: code.digest}),
+        "scope": "required",
+        "properties": _properties({"cutlass-aot:role": "code of programs, in kernels", _CODE: code.digest}),
     }
+    if code.name in places:
+        component["licenses"] = [_license(code.name, _PACKAGES.get(code.name), places[code.name])]
     if code.version:
         component |= {"version": code.version, "purl": _purl(code.name, code.version)}
     return component
 
 
-def _packages(catalog: Catalog) -> list[dict[str, Any]]:
+def _license(name: str, known: _Package | None, place: str) -> dict[str, Any]:
+    license: dict[str, Any]
+    if known is None:
+        license = {"name": f"the terms of {name}"}
+    else:
+        license = {"id": known.license} if known.spdx else {"name": known.license}
+    return {"license": {**license, "url": place} if place else license}
+
+
+def _packages(catalog: Catalog, places: Mapping[str, str]) -> list[dict[str, Any]]:
     """What the bundle was made with, and what it needs to be loaded."""
     versions = {name: version for name, version in catalog.provenance.items() if name != "toolchain"}
     versions.setdefault("apache-tvm-ffi", catalog.requirements.tvm_ffi)
-    return [_component(name, version) for name, version in sorted(versions.items())]
+    return [_component(name, version, places.get(name, "")) for name, version in sorted(versions.items())]
 
 
-def _component(name: str, version: str) -> dict[str, Any]:
+def _component(name: str, version: str, place: str) -> dict[str, Any]:
+    """A package; ``place`` is that of its licence if it is in the bundle, else ``""``."""
     # Parts of the compiler come as packages whose names begin with its own.
     known = _PACKAGES.get(name) or (_COMPILER if name.startswith("nvidia-cutlass-dsl-") else None)
     component: dict[str, Any] = {
@@ -208,12 +249,14 @@ def _component(name: str, version: str) -> dict[str, Any]:
         "version": version,
         "purl": _purl(name, version),
     }
-    if known is not None:
-        license = {"id": known.license} if known.spdx else {"name": known.license}
+    if known is not None or place:
+        role = _SOURCES if known is None else known.role
         component |= {
-            "scope": known.scope,
-            "licenses": [{"license": license}],
-            "properties": _properties({"cutlass-aot:role": known.role}),
+            "scope": "required" if known is None or place else known.scope,
+            "licenses": [_license(name, known, place)],
+            "properties": _properties(
+                {"cutlass-aot:role": f"{role}, in kernels" if place and role == _SOURCES else role}
+            ),
         }
     return component
 

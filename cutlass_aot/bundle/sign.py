@@ -21,8 +21,8 @@ from cutlass_aot.runtime.files.signatures import (
     KEY_SUFFIX,
     PublicKey,
     ed25519,
+    raw_bytes,
     read_key_file,
-    read_public_key,
     serialization,
     verifies,
 )
@@ -77,8 +77,7 @@ class KeyFile:
     @property
     def public_key(self) -> bytes:
         """32 raw bytes."""
-        raw: bytes = self._key.public_key().public_bytes_raw()
-        return raw
+        return raw_bytes(self._key.public_key())
 
     def sign(self, message: bytes) -> bytes:
         """The signature of a message, 64 raw bytes."""
@@ -237,6 +236,7 @@ def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
     private = key.private_bytes(formats.Encoding.PEM, formats.PrivateFormat.PKCS8, protection)
     public = key.public_key().public_bytes(formats.Encoding.PEM, formats.PublicFormat.SubjectPublicKeyInfo)
     beside = path.with_name(path.name + KEY_SUFFIX)
+    made_key = PublicKey(raw_bytes(key.public_key()), os.fspath(beside))
     made: list[Path] = []
     try:
         for file, data, mode in ((path, private, 0o600), (beside, public, 0o644)):
@@ -255,7 +255,7 @@ def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
         raise SignatureError(
             f"{error.filename or path}: {what}; a key is never overwritten: name another file"
         ) from None
-    return read_public_key(beside)
+    return made_key
 
 
 def _read_private_key(path: Path, passphrase: Callable[[], str]) -> Any:

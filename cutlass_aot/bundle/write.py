@@ -183,7 +183,7 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
     add(CATALOG_NAME, catalog.to_bytes())
     kernels = [entry for group in plan.groups for entry in group.entries]
     requests = [compiled.request for group in plan.groups for compiled in group.requests]
-    bill = bill_of_materials(catalog, kernels, requests)
+    bill = bill_of_materials(catalog, kernels, requests, plan.licenses)
     add(f"{BILL_FOLDER}/{BILL_NAME}", bill, most_bytes(len(kernels) + len(requests)))
     _check_bounds(plan, references)
     manifest = manifest_to_bytes(references)

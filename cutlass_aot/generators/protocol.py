@@ -78,7 +78,8 @@ class Generator(Protocol):
     modules: tuple[str, ...]
     """Modules whose source files are part of a kernel's key: change one, and its kernels are rebuilt.
 
-    An attribute ``distributions`` may name installed distributions whose files all are, too."""
+    An attribute ``distributions`` may name installed distributions whose files all are, too. Their code is in
+    the kernels, and bundles carry their licences."""
 
     design: Mapping[str, str]
     """Names in a kernel's design that a manifest can filter on, each with one line of explanation."""

@@ -222,6 +222,19 @@ def distributions_of(generator: Generator) -> tuple[str, ...]:
     return tuple(getattr(generator, "distributions", ()))
 
 
+def code_origins(generator: Generator) -> dict[str, str]:
+    """Distributions whose code is in a generator's kernels, with their versions.
+
+    They are its ``distributions``, and the one that has its entry point.
+    """
+    owners = (
+        item.dist.name
+        for item in metadata.entry_points(group=GENERATORS, name=generator.name)
+        if item.dist is not None
+    )
+    return {name: metadata.version(name) for name in sorted({*distributions_of(generator), *owners})}
+
+
 def source_of(module: str) -> Path | None:
     """The source file of a module; None if it has none."""
     try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import TuningError
+from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.runtime.selection.cost_model import Candidates, Work, microseconds
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import (
@@ -201,13 +202,7 @@ def regret(candidates: Candidates, costs: Sequence[Costs], problem: TunedProblem
 
 def import_numpy() -> Any:
     """Import numpy; refuse to go on without it."""
-    try:
-        import numpy as np
-    except ImportError as error:
-        raise TuningError(
-            f"numpy cannot be imported ({error}): the cost model is fitted with it; pip install numpy"
-        ) from None
-    return np
+    return optional("numpy", TuningError, "fitting the cost model")
 
 
 # -- measurements -------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 from cutlass_aot.errors import CutlassAotError, DeviceError, LaunchError, TuningError
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
@@ -43,13 +44,7 @@ Operands = tuple[Any, Any, Any]
 
 def import_torch(ordinal: int) -> Any:
     """Import torch; refuse one that cannot use a GPU."""
-    try:
-        import torch
-    except ImportError as error:
-        raise TuningError(
-            f"torch cannot be imported ({error}): tuning takes memory, events and graphs from it; "
-            "pip install torch"
-        ) from None
+    torch = optional("torch", TuningError, "measuring on a GPU")
     if not torch.cuda.is_available() or ordinal >= torch.cuda.device_count():
         raise DeviceError(
             f"torch {torch.__version__} cannot use GPU {ordinal}: expected a build of torch with CUDA that "

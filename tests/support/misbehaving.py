@@ -71,6 +71,10 @@ class Misbehaving:
             raise ValueError("no file \udcff")
         if does == "environment":
             raise ValueError(" ".join(sorted(os.environ)) + " " + " ".join(sys.path))
+        if does == "cache":
+            raise ValueError(
+                f"{os.environ['CUTE_DSL_CACHE_DIR']} {os.environ['CUTE_DSL_DISABLE_FILE_CACHING']}"
+            )
         if does == "raise":
             raise ValueError("no such instruction")
         return _NotAnObject()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cutlass_aot.runtime.files.signatures import raw_bytes
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.bundles.signature import NO_TERMS, Signature, Terms, key_id, signed_message
 
@@ -20,10 +21,7 @@ class Key:
     private: Any
     path: Path
     public: Path
-
-    @property
-    def raw(self) -> bytes:
-        return self.private.public_key().public_bytes_raw()
+    raw: bytes
 
     @property
     def id(self) -> str:
@@ -58,7 +56,7 @@ def make_key(folder: Path, number: int, passphrase: bytes | None = None) -> Key:
     public.write_bytes(
         private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
-    return Key(private, path, public)
+    return Key(private, path, public, raw_bytes(private.public_key()))
 
 
 def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:

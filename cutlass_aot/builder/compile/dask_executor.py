@@ -22,7 +22,7 @@ from cutlass_aot.builder.compile.dask_worker import compile_on_worker
 from cutlass_aot.builder.compile.messages import Compile, CompiledRemotely, CompileRemotely, Refused
 from cutlass_aot.builder.compile.pool import Admit, Job, Result
 from cutlass_aot.errors import ExecutorError
-from cutlass_aot.runtime.machine.installation import command_for
+from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.store.store import Store
 from cutlass_aot.store.upstream.transport import shown_url
 
@@ -68,12 +68,9 @@ class DaskExecutor:
     _losses: dict[Job, int] = field(default_factory=dict)
 
     def __enter__(self) -> DaskExecutor:
+        distributed = optional("distributed", ExecutorError, "compiling on the workers of dask")
         try:
-            from distributed import Client
-        except ImportError:
-            raise ExecutorError(f"dask is not installed; install it with: {command_for('dask')}") from None
-        try:
-            self._client = Client(self.address, timeout=_CONNECT_SECONDS, set_as_default=False)
+            self._client = distributed.Client(self.address, timeout=_CONNECT_SECONDS, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as error:
             raise ExecutorError(
                 f"the dask scheduler {self.address} cannot be reached: {error}; expected an address such as "

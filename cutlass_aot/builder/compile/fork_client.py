@@ -41,6 +41,22 @@ SETTINGS = {
 """Further environment variables of workers. None of them changes an object:
 tools/bench/profile_build.py --digests compares."""
 
+
+_DSLS = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
+"""Beginnings of the variables that the DSL's package reads: one for each of the two DSLs that it makes."""
+
+
+def private_cache(folder: Path) -> dict[str, str]:
+    """Variables by which the DSL keeps no cache in files, and has a directory for one inside ``folder``.
+
+    Its default is a directory of a known name in the machine's temporary one, which another user can make
+    first, and which it makes even where it keeps nothing.
+    """
+    return {f"{dsl}_DISABLE_FILE_CACHING": "1" for dsl in _DSLS} | {
+        f"{dsl}_CACHE_DIR": str(folder / "dsl-cache") for dsl in _DSLS
+    }
+
+
 _IMPORT_SECONDS = 300
 _LOG_BYTES = 1 << 20
 
@@ -51,7 +67,7 @@ class ForkServer:
 
     Args:
         modules: what workers have to import.
-        directory: a private directory for its log.
+        directory: a private directory for its log, and for what the DSL writes beside objects.
         dsl_roots: directories that the DSL may be imported from; empty for anywhere.
         sources: module to the SHA-256 that its source file must have.
         hash_seed: of Python's hashes, in it and its workers.
@@ -89,7 +105,12 @@ class ForkServer:
                 self.process = subprocess.Popen(
                     [sys.executable, "-c", program],
                     pass_fds=[theirs.fileno()],
-                    env=environment | SETTINGS | {"PYTHONHASHSEED": self.hash_seed},
+                    env={
+                        **environment,
+                        **SETTINGS,
+                        **private_cache(self.directory),
+                        "PYTHONHASHSEED": self.hash_seed,
+                    },
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

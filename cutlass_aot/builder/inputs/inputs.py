@@ -65,6 +65,7 @@ class Tools:
             versions={**self.compiler.versions, "cutlass-aot": cutlass_aot.__version__},
             own_sources=digest(encode(self.own_sources)),
             linkers={host: linker.fingerprint for host, linker in sorted(self.linkers.items())},
+            code=self.sources.code,
         )
 
     @property

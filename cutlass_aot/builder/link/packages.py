@@ -10,6 +10,8 @@ from cutlass_aot.errors import ToolchainError
 from cutlass_aot.runtime.machine.installation import command_for
 
 _MAX_NOTICE_BYTES = 1 << 22
+_TOLD = ("License-Expression", "License", "Author", "Author-email")
+"""Fields of a package's metadata. Source: https://packaging.python.org/specifications/core-metadata."""
 
 
 def distribution(package: str) -> metadata.Distribution:
@@ -58,13 +60,12 @@ def license_text(package: str) -> bytes:
 
 
 def license_notices(package: str, version: str) -> bytes:
-    """Every licence and notice of a package, one after the other; empty if this version is not installed."""
-    try:
-        found = metadata.distribution(package)
-    except (metadata.PackageNotFoundError, ValueError):
-        return b""
-    if found.version != version:
-        return b""
+    """Every licence and notice of a package, one after the other; what its metadata says if it has none.
+
+    Raises:
+        ToolchainError: if this version is not installed.
+    """
+    found = distribution_of_code(package, version)
     texts: dict[str, bytes] = {}
     for entry in found.files or ():
         in_metadata = any(part.endswith(".dist-info") for part in entry.parts[:-1])
@@ -74,7 +75,26 @@ def license_notices(package: str, version: str) -> bytes:
             path = Path(str(entry.locate()))
             if path.is_file() and path.stat().st_size <= _MAX_NOTICE_BYTES:
                 texts[entry.as_posix().partition("/")[2].removeprefix("licenses/")] = path.read_bytes()
+    if not texts:
+        said = [f"{name}: {value}" for name in _TOLD for value in found.metadata.get_all(name) or ()]
+        return f"{package} {version} has no file of a licence; its metadata say\n\n".encode() + (
+            "\n".join(said) or "nothing of one"
+        ).encode("utf-8", "backslashreplace")
     return b"\n".join(f"==== {name} of {package}\n\n".encode() + text for name, text in sorted(texts.items()))
+
+
+def distribution_of_code(package: str, version: str) -> metadata.Distribution:
+    """An installed package that kernels were made from, which has to be of this version still."""
+    try:
+        found = metadata.distribution(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        found = None
+    if found is None or found.version != version:
+        raise ToolchainError(
+            f"a bundle with code of {package} {version} has to carry its licence, and "
+            f"{found.version if found else 'no release'} is installed: install {package}=={version}"
+        )
+    return found
 
 
 def _incomplete(package: str, missing: str) -> ToolchainError:

@@ -12,7 +12,7 @@ from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, S
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.device_profiles import builtin_profiles
 from cutlass_aot.generators.protocol import Generator, Problem, uses_device
-from cutlass_aot.generators.registry import find, import_plugin, version_of
+from cutlass_aot.generators.registry import code_origins, find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
 from cutlass_aot.manifest.kernels import TABLE_KEYS, KernelTable
 from cutlass_aot.manifest.known_bad import KnownBad
@@ -59,7 +59,8 @@ def find_sources(names: Collection[str], files: Files | None = None) -> Sources:
     instances = {name: reference.load() for name, reference in references.items()}
     file_digest = (files or Files()).digest
     versions = {name: version_of(instance, file_digest) for name, instance in instances.items()}
-    return Sources(references, instances, versions)
+    code = {name: code_origins(instance) for name, instance in instances.items()}
+    return Sources(references, instances, versions, code)
 
 
 def _check_table(table: KernelTable, generator: Generator) -> None:

@@ -41,6 +41,7 @@ class Origins:
         versions: package to version, of the compiler and of cutlass-aot.
         own_sources: digest of this package's modules, which put a bundle together.
         linkers: host to the fingerprint of its linker.
+        code: name of each generator to the distributions whose code is in its kernels, with their versions.
     """
 
     generators: Mapping[str, str]
@@ -48,6 +49,7 @@ class Origins:
     versions: Mapping[str, str]
     own_sources: str
     linkers: Mapping[str, str]
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def provenance(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from cutlass_aot.builder.compile.compile import keep_what_failed
 from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
-from cutlass_aot.builder.compile.fork_client import PASSED_ON, read_log
+from cutlass_aot.builder.compile.fork_client import PASSED_ON, private_cache, read_log
 from cutlass_aot.builder.compile.messages import WorkerFailure
 from cutlass_aot.builder.events import Ran, Running
 from cutlass_aot.builder.inputs.file_digests import Seen
@@ -288,7 +288,8 @@ class _Run:
         )  # fmt: skip
         own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         # The order of sets must not decide what a program compiles, nor in which order.
-        own |= {"PYTHONHASHSEED": "0", **pretend_gpu.environment(profile, target), **dict(table.environment)}
+        own |= {"PYTHONHASHSEED": "0", **private_cache(results.parent)}
+        own |= {**pretend_gpu.environment(profile, target), **dict(table.environment)}
         environment = program_environment(plan, results.parent, own)
         command = [sys.executable if table.run[0] in ("python", "python3") else table.run[0], *table.run[1:]]
         folder = self.inputs.manifest.path.parent

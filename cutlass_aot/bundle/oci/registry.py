@@ -24,23 +24,21 @@ from cutlass_aot.bundle.oci.artifact import MANIFEST_TYPE, MAX_OCI_MANIFEST_BYTE
 from cutlass_aot.bundle.oci.deadline import Deadline, with_deadline
 from cutlass_aot.bundle.oci.reference import DIGEST, Reference
 from cutlass_aot.errors import CorruptFile, RegistryError, ToolchainError
-from cutlass_aot.runtime.machine.installation import command_for
+from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.schema.bundles.catalog import FileReference
 from cutlass_aot.schema.encoding import digest
 
-try:
-    import oras.auth
-    import oras.auth.utils
-    import oras.provider
-    import oras.utils
-    import requests
-    import urllib3
-    from requests.adapters import HTTPAdapter
-    from urllib3.util import Retry
-except ImportError as error:
-    raise ToolchainError(
-        f"the client for registries is not installed ({error.name} is missing): {command_for('oci')}"
-    ) from None
+for _module in ("urllib3", "requests", "oras", "oras.provider"):
+    optional(_module, ToolchainError, "the client for registries")
+
+import oras.auth  # noqa: E402 - of a release that is known to do
+import oras.auth.utils  # noqa: E402
+import oras.provider  # noqa: E402
+import oras.utils  # noqa: E402
+import requests  # noqa: E402
+import urllib3  # noqa: E402
+from requests.adapters import HTTPAdapter  # noqa: E402
+from urllib3.util import Retry  # noqa: E402
 
 SLOWEST = 1 << 14
 """Bytes a second; a slower transfer counts as hanging."""

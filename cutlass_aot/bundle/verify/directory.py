@@ -19,7 +19,7 @@ from cutlass_aot.bundle.files import (
     manifest_to_bytes,
 )
 from cutlass_aot.bundle.glibc import needed_glibc
-from cutlass_aot.bundle.plan import FILE_NAME, GroupPlan
+from cutlass_aot.bundle.plan import GroupPlan
 from cutlass_aot.bundle.sbom import (
     BILL_FOLDER,
     BILL_NAME,
@@ -39,8 +39,8 @@ from cutlass_aot.runtime.files.verified_read import (
     read_file,
 )
 from cutlass_aot.schema.bundles.catalog import (
-    BUNDLE_NAME,
     CATALOG_NAME,
+    FILE_NAME,
     MANIFEST_NAME,
     MAX_INDEX_BYTES,
     MAX_LIBRARY_BYTES,
@@ -431,8 +431,6 @@ class _Verification:
 
     def _parent(self, catalog: Catalog) -> None:
         """Check the catalog against itself."""
-        if not BUNDLE_NAME.fullmatch(catalog.name):
-            self._problem(CATALOG_NAME, f"bundle name {catalog.name!r}", "such a name as sm100-dense")
         for target in catalog.targets:
             if not _is_target(target):
                 self._problem(CATALOG_NAME, f"target {target!r}", "such a target as sm_100a")
@@ -548,6 +546,8 @@ class _Verification:
         if different:
             found = f"other kernels than in the indices: {few(different)}"
             self._problem(reference.path, found, "the bundle's kernels")
+        for path in sorted(bill.licenses - self._references.keys()):
+            self._problem(path, "nothing in the manifest", "the licence of what is in the bundle")
         code = code_of_requests(compiled.request for group in groups for compiled in group.requests)
         different = sorted({item.name for item in bill.code ^ code})
         if different:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from cutlass_aot import __version__
 from cutlass_aot.bundle.glibc import platform_tags
-from cutlass_aot.bundle.plan import VARIANT_NAME
 from cutlass_aot.errors import BundleError
-from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, Catalog
+from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, VARIANT_NAME, Catalog
 from cutlass_aot.schema.entry_points import BUNDLES
 from cutlass_aot.schema.versions import major_minor
 from cutlass_aot.schema.words import plural
@@ -71,7 +70,7 @@ def wheel_names(catalog: Catalog) -> WheelNames:
             f"bundle {catalog.name!r} has libraries for {', '.join(catalog.hosts) or 'no host'}, a wheel is "
             "for one host: pack it with cutlass-aot wheel, which makes a wheel for each"
         )
-    if catalog.variant and not VARIANT_NAME.fullmatch(catalog.variant):
+    if not VARIANT_NAME.fullmatch(catalog.variant):
         raise BundleError(
             f"variant {catalog.variant!r} of bundle {catalog.name!r} cannot name a wheel: expected "
             "lower-case letters and digits"
@@ -113,13 +112,13 @@ LICENSES_NAME = "LICENSES.txt"
 
 
 def licenses_text(licenses: Mapping[str, bytes]) -> bytes:
-    """The licences of what is linked in, one after the other, each after the name of its file.
+    """The licences of what is in a bundle, one after the other, each after the name of its file.
 
     A wheel's metadata must have the texts. The bundle has each as a file of its own, but checkers of wheels
     would report the same files twice in a wheel.
     """
     return b"\n".join(
-        f"What is linked in, {name.removesuffix('.txt')}, is under these terms:\n\n".encode() + text
+        f"What is in it of {name.removesuffix('.txt')} is under these terms:\n\n".encode() + text
         for name, text in sorted(licenses.items())
     )
 

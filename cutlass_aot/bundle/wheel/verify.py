@@ -128,7 +128,7 @@ def _from_bundle(bundle: VerifiedBundle, names: WheelNames) -> dict[str, str]:
     bill = bundle.references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
         where = f"../../{names.package}/{BUNDLE_FOLDER}/{bill.path}"
-        text = bill_of_wheel(bundle.catalog, names.distribution, where, bill.sha256).decode()
+        text = bill_of_wheel(bundle.catalog, names.distribution, where, bill.sha256, licenses).decode()
         found[f"{names.dist_info}/sboms/{BILL_NAME}"] = text
     return found
 

@@ -17,6 +17,7 @@ from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import printable
+from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.words import duration, plural
 
@@ -330,5 +331,6 @@ def make_report(*, quiet: bool = False) -> Notes:
         return Notes()
     if sys.stderr.isatty():
         with contextlib.suppress(ImportError):
+            optional("rich", ImportError, "a report with bars")
             return BarReport()
     return PlainReport()

@@ -40,6 +40,7 @@ class CutlassOperators:
         "cutlass_aot.schema.kernels.epilogue",
         "cutlass_aot.schema.kernels.formula",
     )
+    distributions = ("nvidia-cutlass-operators",)
     # Without the module that ranks: it decides which kernels are kept, never their code.
     design: Mapping[str, str] = {
         "family": "operator class without `Operator`: " + ", ".join([*FAMILIES, *OTHER_FAMILIES]),

@@ -35,6 +35,7 @@ class Tf32Gemm:
         "cutlass_aot.generators.tf32_gemm.sm90",
         "cutlass_aot.generators.tf32_gemm.worker",
     )
+    distributions = ("nvidia-cutlass-operators",)
     design: Mapping[str, str] = {
         "family": "Tf32PersistentDenseGemm (SM100) or Sm90Tf32PersistentGemm (A row-major, B column-major)",
         "tile_shape": "tile of a block, or of a pair of blocks with 2-CTA instructions: MxN or MxNxK",

@@ -14,6 +14,7 @@ from typing import Any
 
 from cutlass_aot.errors import CorruptFile, CutlassAotError, SignatureError
 from cutlass_aot.runtime.files.verified_read import read_bounded
+from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.schema.bundles.signature import (
     MAX_SIGNATURE_FILE,
     MAX_SIGNATURES,
@@ -41,16 +42,8 @@ MAX_KEY_FILE = 1 << 16
 _PEM = b"-----BEGIN "
 """Beginning of each item in a PEM file. Source: RFC 7468, section 2."""
 
-
-def _cryptography_needed(error: ImportError) -> SignatureError:
-    # Imported here: every program that opens a bundle imports this module.
-    from cutlass_aot.runtime.machine.installation import command_for
-
-    return SignatureError(
-        f"keys and signatures need the package cryptography, which cannot be imported here ({error}): "
-        + command_for("sign")
-    )
-
+_PURPOSE = "checking a key or a signature"
+_SERIALIZATION = "cryptography.hazmat.primitives.serialization"
 
 NO_POLICY = TrustPolicy()
 
@@ -143,11 +136,7 @@ class Examined:
 
 def ed25519() -> Any:
     """The module of ``cryptography`` that implements Ed25519."""
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519 as module
-    except ImportError as error:
-        raise _cryptography_needed(error) from None
-    return module
+    return optional("cryptography.hazmat.primitives.asymmetric.ed25519", SignatureError, _PURPOSE)
 
 
 def why_unchecked() -> str:
@@ -161,11 +150,14 @@ def why_unchecked() -> str:
 
 def serialization() -> Any:
     """The module of ``cryptography`` that reads and writes keys."""
-    try:
-        from cryptography.hazmat.primitives import serialization as module
-    except ImportError as error:
-        raise _cryptography_needed(error) from None
-    return module
+    return optional(_SERIALIZATION, SignatureError, _PURPOSE)
+
+
+def raw_bytes(public_key: Any) -> bytes:
+    """The 32 bytes of a public key of ``cryptography``."""
+    formats = serialization()
+    raw: bytes = public_key.public_bytes(formats.Encoding.Raw, formats.PublicFormat.Raw)
+    return raw
 
 
 def read_key_file(path: Path) -> bytes:
@@ -206,7 +198,7 @@ def read_public_key(path: Path) -> PublicKey:
         raise SignatureError(f"{path} is not a public key in PEM: {error}") from None
     if not isinstance(key, module.Ed25519PublicKey):
         raise SignatureError(f"{path} is a {type(key).__name__}: expected a public key of Ed25519")
-    return PublicKey(key.public_bytes_raw(), os.fspath(path))
+    return PublicKey(raw_bytes(key), os.fspath(path))
 
 
 def read_public_keys(paths: Iterable[str | os.PathLike[str]]) -> tuple[PublicKey, ...]:
@@ -257,11 +249,10 @@ def is_right(signature: Signature, manifest: bytes) -> bool:
 def verifies(public_key: bytes, signature: bytes, message: bytes) -> bool:
     """Whether the key made the signature of the message; all as raw bytes."""
     module = ed25519()
-    from cryptography.exceptions import InvalidSignature
-
+    invalid = optional("cryptography.exceptions", SignatureError, _PURPOSE).InvalidSignature
     try:
         module.Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
-    except (InvalidSignature, ValueError):
+    except (invalid, ValueError):
         return False
     return True
 

@@ -9,7 +9,7 @@ Files of a bundle (msgpack ones are sealed, see :mod:`~cutlass_aot.schema.encodi
     rankings/*.msgpack     speeds of a group's kernels (:mod:`~.ranking`), where known
     code/*.zst             GPU code of one or more groups of one target, the same for every host
     lib/<host>/*.so.zst    linked host code of the same kernels; and the launcher
-    licenses/*             licences of what is linked in
+    licenses/*             licences of what is linked in and of what was compiled into kernels
     sbom/*                 bill of materials
     signatures/*           signatures of the manifest; the only files that it does not list
 
@@ -38,7 +38,7 @@ from cutlass_aot.schema.codec import (
     to_plain,
     within,
 )
-from cutlass_aot.schema.encoding import decode, encode, seal, unseal
+from cutlass_aot.schema.encoding import decode, encode, seal, shown, unseal
 from cutlass_aot.schema.kernels.constraints import Operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.versions import release
@@ -58,6 +58,26 @@ MAX_LIBRARY_BYTES = 1 << 26
 CATALOG_KIND = "cutlass-aot catalog"
 BUNDLE_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 """A bundle's name: lower-case letters and digits, with ``.``, ``_`` and ``-`` between them."""
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+"""A name that files of a bundle have: that of a group, a host or a licence, and each part of a path."""
+VARIANT_NAME = re.compile(r"[a-z0-9]*")
+"""A bundle's variant, which stands in names of wheels."""
+
+
+def _named_by(pattern: re.Pattern[str], expected: str) -> Check:
+    """Names that match a pattern: they become parts of paths, and must lead nowhere else."""
+
+    def test(name: str) -> None:
+        if len(name) > MAX_PATH or not pattern.fullmatch(name):
+            raise ValueError(f"found {shown(name)}, expected {expected}")
+
+    return Check(test)
+
+
+FileName = Annotated[
+    str,
+    _named_by(FILE_NAME, "letters, digits, '.', '_', '+' and '-', beginning with a letter or a digit"),
+]
 
 
 def check_relative(path: str) -> None:
@@ -111,7 +131,7 @@ class GroupEntry(NamedTuple):
         cost: formula of :mod:`~cutlass_aot.schema.kernels.cost` that kernels are chosen by, ``""`` for none.
     """
 
-    name: str
+    name: FileName
     operation: str
     operands: Operands
     accumulator: str
@@ -258,17 +278,17 @@ class Catalog(NamedTuple):
         variant: target of a bundle that was split by target, such as ``sm90a``; ``""`` if it was not split.
     """
 
-    name: str
+    name: Annotated[str, _named_by(BUNDLE_NAME, "such a name as sm100-dense")]
     version: str
     device: str
-    targets: tuple[str, ...]
-    hosts: tuple[str, ...]
+    targets: tuple[FileName, ...]
+    hosts: tuple[FileName, ...]
     requirements: Annotated[VersionRequirements, Key("needs")]
     provenance: Mapping[str, str]
     launchers: Mapping[str, FileReference]
     groups: Annotated[Groups, Form(lambda _: Codec(Groups, lambda groups: dict(groups.records)))]
     alignment: Annotated[int, within(1, (1 << 32) - 1)] = 1
-    variant: str = ""
+    variant: Annotated[str, _named_by(VARIANT_NAME, "lower-case letters and digits")] = ""
 
     def to_bytes(self) -> bytes:
         """The catalog's file."""

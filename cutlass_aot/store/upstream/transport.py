@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cutlass_aot.errors import StoreError
-from cutlass_aot.runtime.machine.installation import command_for
+from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.store.layout import NEW
 
 Value = TypeVar("Value")
@@ -40,12 +40,7 @@ class Transport:
                 f"{name!r} is not a URL: expected one such as https://host/store or s3://bucket/store; "
                 "a directory is given as --upstream"
             )
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise StoreError(
-                f"{name} needs fsspec, which is not installed: {command_for('remote')}"
-            ) from None
+        url_to_fs = optional("fsspec.core", StoreError, name).url_to_fs
         options = {"skip_instance_cache": True, **options}
         if url.partition("://")[0] in _WEB:
             # Files as they are: a blob is not decompressed even if a server declares its compression.

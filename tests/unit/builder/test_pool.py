@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -184,6 +185,27 @@ def test_the_environment_and_the_current_directory_do_not_reach_workers(tmp_path
     assert not {"CUTE_DSL_LINEINFO", "PYTHONPATH", "ANYTHING"} & set(words)
     assert {"PATH", "CUTE_DSL_ARCH"} <= set(words)
     assert str(tmp_path) not in words
+
+
+def test_the_compiler_keeps_no_cache_in_a_directory_that_others_know(tmp_path, monkeypatch):
+    """Its default is $TMPDIR/$USER/cutlass_python_cache, which another user can make first."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("CUTE_DSL_CACHE_DIR", str(tmp_path / "of the user"))
+    with pool_of(1) as pool:
+        (result,) = pool.run([job("cache", tmp_path)])
+        folder, off = result.error.removeprefix("ValueError: ").split("\n")[0].split()
+        assert off == "1"
+        private = Path(folder).parent
+        assert stat.S_IMODE(private.parent.stat().st_mode) == 0o700
+    assert not private.exists()
+
+
+@pytest.mark.compile
+def test_importing_the_dsl_makes_no_directory_that_others_know(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with Pool(1, ("cutlass.cute", "tests.support.misbehaving")) as pool:
+        assert list(pool.run([job("raise", tmp_path)]))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("does", ["memory", "disk", "linker"])

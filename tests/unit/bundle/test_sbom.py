@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cutlass_aot.bundle import sbom
+from cutlass_aot.bundle.files import manifest_to_bytes
 from cutlass_aot.bundle.sbom import bill_of_materials, bill_of_wheel, kernels_of_index, read_bill
 from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
@@ -91,6 +92,40 @@ def test_every_package_has_its_version_licence_and_role(catalog: Catalog) -> Non
     assert properties(packages["nvidia-cutlass-dsl-libs-cu12"]) == {"cutlass-aot:role": "compiles kernels"}
     assert packages["of-a-user"]["purl"] == "pkg:pypi/of-a-user@1.0%2Bcu13"
     assert "licenses" not in packages["of-a-user"]
+
+
+def test_what_is_compiled_into_kernels_is_in_the_bundle_with_its_licence(tmp_path: Path) -> None:
+    licenses = {
+        f"{name}.txt": b"Redistributions in binary form" for name in ("nvidia-cutlass-operators", "of-a-user")
+    }
+    write_bundle(plan(tmp_path / "linked", provenance=PROVENANCE, licenses=licenses), tmp_path / "bundle")
+    bundle = tmp_path / "bundle"
+    found = components((bundle / "sbom/bundle.cdx.json").read_bytes())
+    operators, own = found["nvidia-cutlass-operators"], found["of-a-user"]
+    assert (operators["scope"], own["scope"]) == ("required", "required")
+    url = "../licenses/nvidia-cutlass-operators.txt"
+    assert operators["licenses"] == [{"license": {"id": "BSD-3-Clause", "url": url}}]
+    assert own["licenses"][0]["license"]["url"] == "../licenses/of-a-user.txt"
+    assert properties(operators) == {"cutlass-aot:role": "sources of kernels, in kernels"}
+    assert found["ziglang"]["scope"] == "excluded"
+    (wheel,) = build_wheels(bundle, tmp_path)
+    assert verify_wheel(wheel) == []
+    with zipfile.ZipFile(wheel) as archive:
+        (text,) = [archive.read(name) for name in archive.namelist() if name.endswith("LICENSES.txt")]
+        (path,) = [name for name in archive.namelist() if ".dist-info/sboms/" in name]
+        (license,) = components(archive.read(path))["nvidia-cutlass-operators"]["licenses"]
+        parts: list[str] = []
+        for part in (Path(path).parent / license["license"]["url"]).as_posix().split("/"):
+            parts = parts[:-1] if part == ".." else [*parts, part]
+        assert archive.read("/".join(parts)) == licenses["nvidia-cutlass-operators.txt"]
+    assert b"nvidia-cutlass-operators is under these terms" in text
+    # Without the notice the bundle may not be given away.
+    (bundle / "licenses/of-a-user.txt").unlink()
+    references = parse_manifest((bundle / MANIFEST_NAME).read_bytes(), "m")
+    del references["licenses/of-a-user.txt"]
+    (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
+    (problem,) = verify_path(bundle)
+    assert problem.path == "licenses/of-a-user.txt"
 
 
 def test_every_kernel_has_its_provenance(catalog: Catalog) -> None:

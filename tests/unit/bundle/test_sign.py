@@ -17,7 +17,7 @@ import click
 import pytest
 
 from cutlass_aot.bundle import sign
-from cutlass_aot.bundle.files import exchange
+from cutlass_aot.bundle.files import exchange, manifest_to_bytes
 from cutlass_aot.bundle.sign import Command, KeyFile, new_key, sign_bundle
 from cutlass_aot.bundle.verify.directory import Findings, look_at_bundle, verify_bundle
 from cutlass_aot.bundle.verify.path import look_at
@@ -27,9 +27,10 @@ from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, CutlassAotError, SignatureError
 from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.files.signatures import read_public_key, read_public_keys
-from cutlass_aot.runtime.files.verified_read import read_manifest
-from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME
+from cutlass_aot.runtime.files.verified_read import read_catalog, read_manifest
+from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, MANIFEST_NAME, FileReference, Groups
 from cutlass_aot.schema.bundles.signature import MAX_SIGNATURE_FILE, MAX_SIGNATURES
+from cutlass_aot.schema.encoding import digest
 from tests.support.signing import Key, make_key, without_cryptography
 from tests.support.synthetic import plan
 from tests.support.unreadable import unreadable
@@ -391,6 +392,36 @@ def test_a_damaged_bundle_is_not_signed(bundle: Path, key: Key) -> None:
     assert not (bundle / "signatures").exists()
 
 
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("group", "../../evil"), ("group", "a/b"), ("group", ""), ("group", ".."), ("group", "x" * 2000),
+        ("name", "../small"), ("variant", "../x"), ("variant", "A"), ("hosts", "../x86_64"),
+        ("targets", "a/b"),
+    ],
+)  # fmt: skip
+def test_names_of_a_catalog_lead_nowhere_else(bundle: Path, key: Key, field: str, name: str) -> None:
+    """They become parts of paths and of names of wheels when a bundle is split, packed or tuned."""
+    catalog = read_catalog(bundle)
+    if field == "group":
+        groups = [catalog.groups[0]._replace(name=name), *catalog.groups[1:]]
+        catalog = catalog._replace(groups=Groups.of(groups))
+    else:
+        catalog = catalog._replace(**{field: (name,) if field in ("hosts", "targets") else name})
+    data = catalog.to_bytes()
+    (bundle / CATALOG_NAME).write_bytes(data)
+    references = read_manifest(bundle)
+    references[CATALOG_NAME] = FileReference(CATALOG_NAME, len(data), digest(data))
+    (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
+    assert "expected" in problems(bundle)[CATALOG_NAME]
+    with pytest.raises(BundleError, match=r"is not sound: catalog\.msgpack.*found '"):
+        sign_bundle(bundle, KeyFile(key.path, never))
+    assert not (bundle / "signatures").exists()
+    # The runtime refuses it too, at the latest when it looks for kernels in that group.
+    with pytest.raises(CutlassAotError, match="expected"):
+        list(read_catalog(bundle).groups)
+
+
 def test_what_is_no_bundle_is_not_signed(tmp_path: Path, key: Key) -> None:
     (tmp_path / "x.whl").write_bytes(b"PK")
     with pytest.raises(BundleError, match=r"Not a directory; expected a bundle's directory \(sign first"):
@@ -748,10 +779,10 @@ def test_without_the_package_the_error_says_what_to_install(
     ):
         status, _, error = run(*arguments)
         assert status == 1
-        assert "[sign]'" in error
+        assert "pip install 'cryptography>=38'" in error
     key.sign(bundle)
     # Nobody can say whether it is right, and nobody asked: its digests are checked, and that is said.
-    says = "signatures not checked: keys and signatures need the package cryptography"
+    says = "signatures not checked: checking a key or a signature needs the package cryptography"
     status, out, error = run("verify", bundle)
     assert (status, f"{bundle}: {says}" in error, "signed by" in out) == (0, True, False)
     assert json.loads(run("verify", bundle, "--json")[1])["warnings"][0].startswith(says)

@@ -491,9 +491,9 @@ def test_a_group_of_the_catalog_that_is_malformed_is_found(bundle, record):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"name": "Small/.."}, "bundle name"),
+        ({"name": "Small/.."}, "'Small/..'"),
         ({"targets": ("sm_100a",)}, "target sm_90a"),
-        ({"targets": ("sm_90a", "sm_90a\n")}, "target 'sm_90a\\n'"),
+        ({"targets": ("sm_90a", "sm_90a\n")}, "'sm_90a\\n'"),
         ({"hosts": ("aarch64",)}, "libraries for x86_64"),
         ({"hosts": ("aarch64",)}, "launchers for x86_64"),
         ({"launchers": {}}, "launchers for none"),

@@ -71,4 +71,6 @@ def test_what_is_neither_is_said_with_what_is_installed(capsys: pytest.CaptureFi
         status, out, errors = call(capsys, name, "smal")
         assert (status, out) == (1, "")
         assert errors.startswith("error: 'smal' is not a bundle: expected a directory,")
-        assert errors.endswith("or the name of an installed bundle (installed: small); did you mean 'small'?\n")
+        assert errors.endswith(
+            "or the name of an installed bundle (installed: small); did you mean 'small'?\n"
+        )

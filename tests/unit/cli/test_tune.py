@@ -366,8 +366,10 @@ def test_without_torch_the_reason_is_told(run, here, driver, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     status, _, errors = run("small", "--shapes", "s.toml")
     assert status == 1
-    assert errors.startswith("error: torch cannot be imported (")
-    assert errors.endswith("tuning takes memory, events and graphs from it; pip install torch\n")
+    assert errors.startswith(
+        "error: measuring on a GPU needs the package torch, which cannot be imported here ("
+    )
+    assert errors.endswith("pip install 'torch>=2.6'\n")
     assert not (here / "build").exists()
 
 
