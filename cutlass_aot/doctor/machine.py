@@ -77,7 +77,9 @@ def collect() -> dict[str, Any]:
             }
             for bundle in installed_bundles()
         ],
-        "environment": [variable._asdict() for variable in environment()],
+        "environment": [
+            {**variable._asdict(), "problems": list(variable.problems)} for variable in environment()
+        ],
         "unpacked": _unpacked(),
         "build": _buildable(packages["build"]),
         "run": _runnable(packages["runtime"], driver, gpus, here),

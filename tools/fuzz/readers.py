@@ -105,10 +105,6 @@ def outcome_of(reader: Reader, data: bytes, seconds: float) -> tuple[str, str]:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except CutlassAotError as error:
-        try:
-            str(error).encode()
-        except Exception as problem:
-            return "finding", _place(problem, "its message")
         return type(error).__name__, ""
     except TooSlow as error:
         return "finding", _place(error, f"more than {seconds:g} seconds")
