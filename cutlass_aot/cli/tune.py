@@ -218,25 +218,25 @@ def _measure(
     from cutlass_aot.manifest.toml import read_bytes
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.runtime.machine import cuda_driver
-    from cutlass_aot.schema.tuning.ranking import OwnExtents
+    from cutlass_aot.schema.kernels.operands import extent_names
+    from cutlass_aot.schema.tuning.ranking import problem_of
     from cutlass_aot.schema.tuning.shapes import ShapeList, parse_shapes
     from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
     from cutlass_aot.tuning.design import design
     from cutlass_aot.tuning.fit import fit_tuning, import_numpy
     from cutlass_aot.tuning.gpu import GpuBench, import_torch
-    from cutlass_aot.tuning.rotation import is_gemm
+    from cutlass_aot.tuning.rotation import is_plain_gemm
     from cutlass_aot.tuning.search import Effort
-    from cutlass_aot.tuning.session import own_names, plan, resumed, run
+    from cutlass_aot.tuning.session import plan, resumed, run
 
     listed = ShapeList((), ()) if shapes is None else parse_shapes(read_bytes(shapes), str(shapes))
     opened = open_bundle(bundle)
 
     def problems(operands: Operands) -> list[Extents]:
-        if is_gemm(operands):
+        if is_plain_gemm(operands):
             return list(dict.fromkeys((*listed.extents, *design(operands, drawn))))
-        names = own_names(operands)
-        fitting = [own for own in listed.own if own.keys() == set(names)]
-        return [OwnExtents.of({name: own[name] for name in names}) for own in fitting]
+        names = {*extent_names(operands)}
+        return [problem_of(operands, own) for own in listed.own if own.keys() == names]
 
     references = _references(opened, plugins)
     jobs, notes = plan(opened, filters, problems, cuda_driver.compute_capability(gpu), references)

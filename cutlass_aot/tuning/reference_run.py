@@ -16,7 +16,7 @@ from cutlass_aot.errors import OperandError, TuningError
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.operands import OperandDescription, packed
+from cutlass_aot.schema.kernels.operands import OperandDescription, extent_names, packed
 from cutlass_aot.tuning.reference import UNIT_ROUNDOFF
 
 Reference = Callable[..., Any]
@@ -66,17 +66,12 @@ def usual_extents(operands: Sequence[OperandConstraint], given: Mapping[str, int
     Raises:
         OperandError: for a name that the kernel does not have.
     """
-    names = [
-        name
-        for operand in operands
-        for name in operand.extents
-        if isinstance(name, str) and name.isidentifier()
-    ]
+    names = extent_names(operands)
     unknown = sorted(set(given) - set(names))
     if unknown:
-        known = ", ".join(dict.fromkeys(names)) or "none"
+        known = ", ".join(names) or "none"
         raise OperandError(f"no operand has an extent {unknown[0]!r}: expected one of {known}")
-    extent = _USUAL_EXTENTS.get(len(set(names)), _SMALL_EXTENT)
+    extent = _USUAL_EXTENTS.get(len(names), _SMALL_EXTENT)
     return {name: given.get(name, extent) for name in names}
 
 

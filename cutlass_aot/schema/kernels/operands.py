@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.kernels.constraints import (
+    ANY_SHAPE,
     BATCH,
     NONE,
     Extent,
@@ -192,6 +193,21 @@ def told(name: str, extent: int) -> tuple[str, int]:
         return name, extent
     relation = _relation(name)
     return relation.name, relation.named(extent)
+
+
+def extent_names(constraints: Iterable[OperandConstraint]) -> list[str]:
+    """Names of the extents that a call decides, each once, in the order of the operands.
+
+    A relation such as ``"4 * G"`` has G, also where G stands nowhere alone.
+    """
+    extents = (
+        extent
+        for constraint in constraints
+        if constraint.extents != ANY_SHAPE
+        for extent in constraint.extents
+        if isinstance(extent, str)
+    )
+    return list(dict.fromkeys(_relation(extent).name for extent in extents))
 
 
 def _relation(extent: str) -> Extent:

@@ -9,16 +9,24 @@ import sys
 
 import pytest
 
+from cutlass_aot import Operand
 from cutlass_aot.bundle.verify.directory import verify_bundle
 from cutlass_aot.bundle.write import write_bundle
-from cutlass_aot.cli import main
+from cutlass_aot.cli import main, tune
 from cutlass_aot.errors import DeviceError, LaunchError
+from cutlass_aot.runtime import bundle as runtime_bundle
+from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.schema.kernels.operands import packed
 from cutlass_aot.schema.tuning.costs import Machine
 from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.tuned import objects_of, rankings
 from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
 from cutlass_aot.tuning.design import design
+from tests.support.bundles import write_bundle as small_bundle
+from tests.support.kernels import gemm
+from tests.support.replace import replace
 from tests.support.signing import make_key, without_cryptography
 from tests.support.synthetic import entry, kernels, plan
 from tests.support.tunings import GPU, tuned_group, tuning
@@ -102,6 +110,40 @@ def gpu(driver, monkeypatch):
 
 def tree(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_problem_of_ones_own_is_found_again_under_its_names(run, tmp_path, gpu, monkeypatch):
+    """Also if its names are those of a GEMM, in another order: the weight of a linear layer is (N, K)."""
+    constraints = tuple(
+        operand.constraint()
+        for operand in (
+            Operand("x", "f32", ("M", "K")),
+            Operand("w", "f32", ("N", "K")),
+            Operand("out", "f32", ("M", "N"), written=True),
+        )
+    )
+    members = [
+        replace(
+            gemm(operation="linear", design={"tile_shape": (64, n, 32)}), operands=constraints, accumulator=""
+        )
+        for n in (64, 128)
+    ]
+    bundle = open_bundle(small_bundle(tmp_path / "linear", members), check=False)
+    monkeypatch.setattr(runtime_bundle, "open_bundle", lambda path, **_: bundle)
+    monkeypatch.setattr(bundle, "require", lambda target, gpu: None)
+    monkeypatch.setattr(tune, "_references", lambda *_: {"linear": lambda x, w, out: x @ w.T})
+    launch = KernelHandle.launch
+    monkeypatch.setattr(KernelHandle, "launch", lambda handle, x, w, out: launch(handle, x, w.T, out))
+    (tmp_path / "s.toml").write_text("[layer]\nM = 16\nN = 48\nK = 32\n")
+    status, _, errors = run("linear", "--shapes", tmp_path / "s.toml", "-o", tmp_path / "t.json")
+    assert status == 0, errors
+    measured = read_tuning(tmp_path / "t.json")
+    tuned = rankings(measured, objects_of(handle.entry for handle in bundle.kernels()))
+    found = open_bundle(small_bundle(tmp_path / "tuned", members, rankings=tuned), check=False)
+    operands = packed(constraints, {"M": 16, "N": 48, "K": 32})
+    choice = found.choose(*operands, operation="linear", target="sm_90a", gpu=GPU)
+    assert choice.tier == "tuned"
+    assert choice.reason.startswith("M = 16, K = 32, N = 48 was measured: ")
 
 
 # -- measuring --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from cutlass_aot import Operand
 from cutlass_aot.errors import LaunchError, OperandError, TuningError
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.kernels.operands import packed
 from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.tuning.gpu import GpuBench
@@ -119,6 +120,20 @@ def test_extents_are_those_given_and_usual_ones() -> None:
     assert usual_extents(AXPY, {"N": 7}) == {"M": 4096, "N": 7}
     with pytest.raises(OperandError, match="no operand has an extent 'K': expected one of M, N"):
         usual_extents(AXPY, {"K": 1})
+
+
+def test_a_name_that_stands_in_relations_alone_is_an_extent() -> None:
+    operands = tuple(
+        operand.constraint()
+        for operand in (
+            Operand("x", "f32", ("4 * G", "D")),
+            Operand("out", "f32", ("2 * G", "D"), written=True),
+        )
+    )
+    assert [found.shape for found in packed(operands, usual_extents(operands, {"G": 3}))] == [
+        (12, 4096),
+        (6, 4096),
+    ]
 
 
 def test_the_bench_ranks_what_is_right_and_names_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
