@@ -112,6 +112,8 @@ def run(
 
 
 def _operand(torch: Any, device: Any, constraint: OperandConstraint, description: OperandDescription) -> Any:
+    if constraint.is_none:
+        return None
     if constraint.is_number:
         return NUMBER if DTYPES[constraint.dtype].is_float else 1
     dtype = DTYPES[constraint.dtype]

@@ -116,6 +116,33 @@ def test_an_element_type_that_torch_has_not_is_refused() -> None:
         run(gpu, 0, AxpyKernel(gpu, operands=operands), None, EXTENTS)  # type: ignore[arg-type]
 
 
+def test_an_operand_that_is_none_is_none_in_both_calls() -> None:
+    gpu = PretendGpu()
+    given: list[Any] = []
+
+    class WithoutLse(AxpyKernel):
+        def launch(self, x: Any, out: Any, lse: Any) -> None:  # type: ignore[override]
+            given.append(lse)
+            out.copy_(x)
+
+    operands = tuple(
+        operand.constraint()
+        for operand in (
+            Operand("x", "f32", ("B", "S")),
+            Operand("out", "f32", ("B", "S"), written=True),
+            Operand("lse", None, ("B", "S"), written=True),
+        )
+    )
+
+    def own(x: Any, out: Any, lse: Any) -> Any:
+        given.append(lse)
+        return x
+
+    outcome = run(gpu, 0, WithoutLse(gpu, operands=operands), own, {"B": 2, "S": 3})  # type: ignore[arg-type]
+    assert outcome.error == 0
+    assert set(given) == {None}
+
+
 def test_extents_are_those_given_and_usual_ones() -> None:
     assert usual_extents(AXPY, {"N": 7}) == {"M": 4096, "N": 7}
     with pytest.raises(OperandError, match="no operand has an extent 'K': expected one of M, N"):
