@@ -170,8 +170,26 @@ def _run(
         return None, str(error)
     (handle,) = open_bundle(tried.bundle).kernels()
     extents = usual_extents(handle.group.operands, sizes)
-    with torch.cuda.device(gpu):
-        return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
+    sizes_used = ", ".join(f"{name} = {extent}" for name, extent in extents.items()) or "its operands"
+    try:
+        with torch.cuda.device(gpu):
+            return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
+    except torch.cuda.OutOfMemoryError:
+        raise TuningError(
+            f"the operands at {sizes_used} and their reference do not fit the free memory of GPU {gpu}: name "
+            "smaller extents with --extent"
+        ) from None
+    except NotImplementedError as error:
+        raise TuningError(f"this torch has no way to compute the reference: {_first_line(error)}") from error
+    except RuntimeError as error:
+        raise DeviceError(
+            f"GPU {gpu} failed while {handle.name} ran at {sizes_used}: {_first_line(error)}; "
+            "CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer tell where"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _lines(

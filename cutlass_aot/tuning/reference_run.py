@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -86,7 +87,9 @@ def run(
 
     Raises:
         OperandError: if the kernel does not support these extents, or torch has none of its element types.
-        TuningError: if the reference returns something else than the written operands.
+        TuningError: if the reference fails, or returns something else than the written operands.
+
+    What torch raises where the GPU's memory is full, or where it lacks an operation, passes through.
     """
     constraints = kernel.group.operands
     descriptions = packed(constraints, extents)
@@ -99,7 +102,7 @@ def run(
     expected = None
     if reference is not None:
         before = [item.clone() if hasattr(item, "clone") else item for item in operands]
-        expected = _outputs(reference(*before), constraints)
+        expected = _outputs(_computed(torch, reference, before), constraints)
     kernel.launch(*operands)
     torch.cuda.current_stream().synchronize()
     written = [item for item, constraint in zip(operands, constraints, strict=True) if constraint.written]
@@ -127,6 +130,22 @@ def _operand(torch: Any, device: Any, constraint: OperandConstraint, description
     return values.to(getattr(torch, dtype.torch)).as_strided(description.shape, description.strides)
 
 
+def _computed(torch: Any, reference: Reference, operands: Sequence[Any]) -> Any:
+    try:
+        return reference(*operands)
+    except (torch.cuda.OutOfMemoryError, NotImplementedError):
+        raise
+    except Exception as error:
+        steps = traceback.extract_tb(error.__traceback__)[1:]
+        code = getattr(reference, "__code__", None)
+        own = [step for step in steps if code is not None and step.filename == code.co_filename]
+        where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+        name = getattr(reference, "__qualname__", repr(reference))
+        raise TuningError(
+            f"the reference function {name}{where} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _outputs(found: Any, constraints: Sequence[OperandConstraint]) -> tuple[Any, ...]:
     outputs = found if isinstance(found, (tuple, list)) else (found,)
     names = [constraint.name for constraint in constraints if constraint.written]
@@ -143,11 +162,17 @@ def _error(torch: Any, found: Any, expected: Any) -> float:
         raise TuningError(
             f"the reference returned a tensor of shape {tuple(expected.shape)}, expected {tuple(found.shape)}"
         )
-    right = expected.to(torch.float64)
-    difference = (found.to(torch.float64) - right).abs()
+    if found.device != expected.device:
+        raise TuningError(
+            f"the reference returned a tensor on {expected.device}, expected {found.device}, as its operands"
+        )
+    left, right = found.to(torch.float64), expected.to(torch.float64)
+    difference = (left - right).abs()
     if found.is_floating_point():
-        difference = difference / (right.abs() + right.square().mean().sqrt() + 1e-300)
-    error = float(difference.max())
+        finite = torch.where(right.isfinite(), right, 0.0)
+        difference = difference / (right.abs() + finite.square().mean().sqrt() + 1e-300)
+    # Equal infinities differ by NaN.
+    error = float(difference.masked_fill(left == right, 0.0).max())
     # NaN where the output was not written, or the reference has none.
     return error if error == error else math.inf
 

@@ -34,6 +34,7 @@ class Cuda:
     """Stands for ``torch.cuda``, of a GPU that is made the current one."""
 
     device = contextlib.nullcontext
+    OutOfMemoryError = MemoryError
 
 
 @pytest.fixture
@@ -96,6 +97,34 @@ def test_without_a_reference_nothing_is_said_to_be_right(run: Try) -> None:
     status, out, _ = run(Outcome(None, 1e-5, 10.0, 20.0))
     assert status == 0
     assert "error          not known: tuned declares no reference function\n" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            MemoryError("CUDA out of memory"),
+            "the operands at N = 1000 and their reference do not fit the free memory of GPU 0: name smaller",
+        ),
+        (NotImplementedError("no kernel"), "this torch has no way to compute the reference: no kernel"),
+        (RuntimeError("an illegal access"), "GPU 0 failed while tuned-f32"),
+    ],
+)
+def test_what_torch_raises_is_an_error_with_advice(
+    run: Try,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    words: str,
+) -> None:
+    def fails(*_: Any) -> Outcome:
+        raise error
+
+    monkeypatch.setattr(reference_run, "run", fails)
+    with pytest.raises(SystemExit) as caught:
+        main(["try", "tuned", "--plugin", "tests.support.declared_kernels", "--extent", "N=1000"])
+    assert caught.value.code == 1
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_file_that_imports_a_declaration_declares_none(

@@ -89,6 +89,23 @@ def test_what_was_not_written_is_wrong() -> None:
     assert outcome.error == math.inf
 
 
+@pytest.mark.parametrize(("scale", "good"), [(1.0, True), (1.5, False)])
+def test_infinities_that_the_reference_has_too_are_right(scale: float, good: bool) -> None:
+    gpu = PretendGpu()
+
+    class Infinite(AxpyKernel):
+        def launch(self, x: Any, out: Any, index: Any, alpha: float) -> None:
+            super().launch(x, out, index, alpha)
+            out[0, 0] = -math.inf
+
+    def infinite(x: Any, out: Any, index: Any, alpha: float) -> Any:
+        found = reference(x, out, index, alpha)
+        found[0, 0] = -math.inf
+        return found
+
+    assert run(gpu, 0, Infinite(gpu, scale=scale), infinite, EXTENTS).good is good  # type: ignore[arg-type]
+
+
 def test_without_a_reference_it_is_timed_alone() -> None:
     gpu = PretendGpu()
     outcome = run(gpu, 0, AxpyKernel(gpu), None, EXTENTS)  # type: ignore[arg-type]
@@ -100,6 +117,16 @@ def test_without_a_reference_it_is_timed_alone() -> None:
     [
         (lambda *_: None, "expected the tensors out, which the kernel writes"),
         (lambda x, *_: (x, x), "the reference returned 2 of Tensor, Tensor"),
+        (
+            lambda x, out, *_: out.to("meta"),
+            "returned a tensor on meta, expected cpu, as its operands",
+        ),
+        (
+            lambda x, out, *_: out @ x,
+            r"function <lambda> \(.*test_reference_run.py:[0-9]+\) failed: RuntimeE",
+        ),
+        (lambda x, *_: x.other, "failed: AttributeError: 'Tensor' object has no attribute 'other'"),
+        (lambda x: x, "failed: TypeError: "),
         (lambda x, *_: x[:1], r"a tensor of shape \(1, 96\), expected \(64, 96\)"),
     ],
 )
