@@ -175,6 +175,7 @@ def _fit(bundle: Path, source: Path, output: Path, as_json: bool) -> int:
 def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     from cutlass_aot.bundle.apply_tuning import apply_tuning
     from cutlass_aot.cli.output.tune_report import tell_applied
+    from cutlass_aot.schema.tuning.costs import FORMULA
     from cutlass_aot.schema.tuning.tuning import read_tuning
 
     tuning = read_tuning(source)
@@ -185,11 +186,11 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
         raise TuningError(f"{source}: {error}") from None
     tell_applied(tuning, applied, outcome.written, as_json=as_json)
     # No cost model is fitted to what is not a GEMM.
-    unfitted = [g.name for g in tuning.groups if g.model is None and g.name.startswith("gemm-")]
+    unfitted = [g.name for g in tuning.groups if g.usable_model is None and g.name.startswith("gemm-")]
     if unfitted:
         say(
-            f"{source}: no cost model was fitted to the times of {few(unfitted)}: problems without times are "
-            "chosen for by other groups' constants or derived ones; "
+            f"{source}: no cost model of formula {FORMULA} was fitted to the times of {few(unfitted)}: "
+            "problems without times are chosen for by other groups' constants or derived ones; "
             f"cutlass-aot tune {bundle} --fit {source} fits it",
             err=True,
         )

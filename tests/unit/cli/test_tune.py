@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from cutlass_aot import Operand
-from cutlass_aot.bundle.verify.directory import verify_bundle
+from cutlass_aot.bundle.verify.directory import require_sound, verify_bundle
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main, tune
 from cutlass_aot.errors import DeviceError, LaunchError
@@ -19,7 +19,7 @@ from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.operands import packed
-from cutlass_aot.schema.tuning.costs import Machine
+from cutlass_aot.schema.tuning.costs import FORMULA, Machine
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuned import objects_of, rankings
 from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
@@ -317,9 +317,22 @@ def test_applying_as_json(run, measured):
 
 def test_a_file_without_a_cost_model_is_applied_with_advice(run, measured):
     _, _, errors = run("small", "--from", "t.json", "--apply", "tuned")
-    assert errors.startswith(f"t.json: no cost model was fitted to the times of {F16[0].group_name}: ")
+    assert errors.startswith(
+        f"t.json: no cost model of formula {FORMULA} was fitted to the times of {F16[0].group_name}: "
+    )
     run("small", "--fit", "t.json")
     assert run("small", "--from", "t.json", "--apply", "tuned")[2] == ""
+
+
+def test_constants_that_an_earlier_formula_was_fitted_by_are_not_applied(run, measured):
+    run("small", "--fit", "t.json")
+    path = measured / "t.json"
+    assert f'"formula": {FORMULA},' in path.read_text()
+    path.write_text(re.sub(r' *"formula": \d+,\n', "", path.read_text()))
+    status, _, errors = run("small", "--from", "t.json", "--apply", "tuned")
+    assert (status, f"no cost model of formula {FORMULA} was fitted" in errors) == (0, True)
+    ranking = next(iter(require_sound(measured / "tuned").plan().rankings))
+    assert (len(ranking.problems), ranking.costs) == (1, ())
 
 
 def test_signatures_that_nobody_can_check_are_told(run, measured, monkeypatch):
