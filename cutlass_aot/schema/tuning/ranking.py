@@ -20,6 +20,8 @@ from cutlass_aot.schema.tuning.costs import Costs, Machine, check_costs
 RANKING_KIND = "cutlass-aot ranking"
 RANKING_SCHEMA = 4
 MAX_EXTENT = 2**63 - 1
+"""Of a problem; operands say how many bits their extents have (:attr:`~.OperandConstraint.max_extent`)."""
+
 _COSTS = struct.Struct(f"<{len(Costs._fields)}f")
 """The constants of one kernel in the file, as IEEE 754 single precision."""
 

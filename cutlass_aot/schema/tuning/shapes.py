@@ -25,8 +25,7 @@ from math import prod
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.kernels.operands import MAX_EXTENT
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import MAX_EXTENT, Extents
 
 if sys.version_info >= (3, 11):
     import tomllib

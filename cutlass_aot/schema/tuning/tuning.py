@@ -31,9 +31,8 @@ from cutlass_aot.schema.codec import (
     within,
 )
 from cutlass_aot.schema.encoding import decode_json, shown
-from cutlass_aot.schema.kernels.operands import MAX_EXTENT
 from cutlass_aot.schema.tuning.costs import FORMULA, Costs, Machine, Regression
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import MAX_EXTENT, Extents
 
 TUNING_KIND = "cutlass-aot tuning"
 TUNING_SCHEMA = 4

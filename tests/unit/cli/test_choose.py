@@ -141,7 +141,10 @@ def test_a_kernel_of_ones_own_is_chosen_by_its_extents(run: Run, own: Path) -> N
             "own has no kernel for M = 4: tuned-bf16.bf16-tt-sm_90a-bf16: its extents are N",
         ),
         (("--extent", "N=4", "--m", "1"), "--extent is for what is not a GEMM"),
-        (("--extent", "N=0"), "N=0: expected a whole number from 1"),
+        (("--extent", "N=0"), "N=0: expected a whole number from 1 to 9223372036854775807"),
+        (("--extent", f"N={2**63}"), "expected a whole number from 1 to 9223372036854775807"),
+        (("--extent", f"N={'9' * 5000}"), "expected a whole number from 1 to 9223372036854775807"),
+        (("--extent", f"N={2**31}"), "operand `x` is unsupported: expected extents up to 2147483647"),
         (("--extent", "N"), "expected a name, = and a value"),
     ],
 )
@@ -180,6 +183,13 @@ def test_any_extents_of_ones_own_are_chosen_by(
     assert f"its extents are {', '.join(name.partition('=')[0] for name in names)}" in " ".join(
         errors.split()
     )
+
+
+def test_extents_of_64_bits_are_chosen_by(run: Run, tmp_path: Path) -> None:
+    x, out = (Operand(name, "f32", ("N",), written=name == "out", extent_bits=64) for name in ("x", "out"))
+    status, shown, errors = run(made_of(tmp_path / "b", x, out), "--extent", "N=3000000000")
+    assert (status, errors) == (0, "")
+    assert shown.startswith("own-f32.f32-tt-sm_90a: default order: ")
 
 
 def test_show_says_what_a_groups_choices_are_known_by(
