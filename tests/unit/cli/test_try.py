@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,12 @@ def test_a_file_that_imports_a_declaration_declares_none(
         "only_imports.py declares no kernel itself, and imports elsewhere (of_another_file:elsewhere): "
         "expected the file that declares one"
     ) in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_block_of_more_threads_than_a_gpu_has_for_one_is_a_problem(tried: TriedKernel) -> None:
+    large = replace(tried, launches=(LaunchNumbers((32, 32, 2), 0),))
+    assert large.problems == ["a block has 2048 threads, and can have 1024"]
+    assert tried.problems == []
 
 
 def test_the_target_is_the_one_given_to_it_for_or_the_gpus_or_the_first() -> None:
