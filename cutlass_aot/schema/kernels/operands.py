@@ -184,7 +184,9 @@ def _value(extent: str | int, extents: Mapping[str | int, int]) -> int:
     if isinstance(extent, int) or extent in extents:
         return extent if isinstance(extent, int) else extents[extent]
     relation = _relation(extent)
-    return relation.of(extents[relation.name])
+    # A batch that is not there is one of 1.
+    named = extents.get(BATCH, 1) if relation.name == BATCH else extents[relation.name]
+    return relation.of(named)
 
 
 def told(name: str, extent: int) -> tuple[str, int]:
@@ -427,6 +429,10 @@ def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> st
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Check that extents of one name are equal, a batch is in all operands or none, and devices are equal."""
     extents: dict[str, tuple[int, str, str]] = {}
+    for constraint, operand in zip(constraints, operands, strict=True):
+        if constraint.has_batch and len(operand.shape) < len(constraint.extents):
+            # A batch that is not there is 1, also for what follows from it.
+            extents[BATCH] = (1, constraint.name, BATCH)
     shapes: dict[str, dict[str | int, int]] = {}
     batched: tuple[str, int] | None = None
     first: tuple[str, int | None] | None = None
