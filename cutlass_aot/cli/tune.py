@@ -228,7 +228,7 @@ def _measure(
     from cutlass_aot.tuning.gpu import GpuBench, import_torch
     from cutlass_aot.tuning.rotation import is_plain_gemm
     from cutlass_aot.tuning.search import Effort
-    from cutlass_aot.tuning.session import plan, resumed, run
+    from cutlass_aot.tuning.session import plan, resumed, run, unfitting
 
     listed = ShapeList((), ()) if shapes is None else parse_shapes(read_bytes(shapes), str(shapes))
     opened = open_bundle(bundle)
@@ -259,7 +259,8 @@ def _measure(
         except TuningError as error:
             raise TuningError(f"{path}: {error}") from None
     report = (JsonReport if as_json else PlainReport)(jobs, tuning.gpu)
-    report.begin([*listed.notes, *notes])
+    unfit = [f"{shapes}: {note}" for note in unfitting(listed.own, opened)]
+    report.begin([*listed.notes, *unfit, *notes])
     try:
         with GpuBench(torch, gpu, Effort(exhaustive=exhaustive)) as bench:
             tuning = run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -127,6 +127,13 @@ def plan(
         reasons = "; ".join(notes[:4]) or "no kernel matches the filters; cutlass-aot ls shows what there is"
         raise TuningError(f"bundle {bundle.name} has nothing to measure: {reasons}")
     return jobs, notes
+
+
+def unfitting(own: Iterable[Mapping[str, int]], bundle: Bundle) -> list[str]:
+    """Notes on problems by name whose names are those of no group of a bundle, as of a misspelt key."""
+    known = [set(extent_names(group.operands)) for group in bundle.groups]
+    strange = dict.fromkeys(tuple(problem) for problem in own if problem.keys() not in known)
+    return [f"no kernel of {bundle.name} has the extents {', '.join(names)}: left out" for names in strange]
 
 
 def _index(targets: Sequence[str], target: str) -> int:

@@ -149,6 +149,14 @@ def test_a_problem_of_ones_own_is_found_again_under_its_names(run, tmp_path, gpu
 # -- measuring --------------------------------------------------------------------------------------------
 
 
+def test_a_table_whose_names_no_kernel_has_is_told(run, here, gpu):
+    (here / "s.toml").write_text(SHAPES + "\n[misspelt]\nmm = 4\nkk = [1, 2]\n")
+    status, _, errors = run("small", "--shapes", "s.toml")
+    assert status == 0
+    assert "s.toml: no kernel of small has the extents mm, kk: left out" in errors
+    assert errors.count("left out") == 1
+
+
 def test_a_bundle_is_measured_into_a_file(run, here, gpu):
     before = tree(here / "small")
     status, out, errors = run("small", "--shapes", "s.toml")

@@ -52,6 +52,11 @@ def test_extents_by_name_are_problems_of_kernels_of_ones_own():
     assert parse("[long]\nN = 3000000000\n").own == ({"N": 3000000000},)
 
 
+def test_each_problem_of_extents_by_name_is_there_once():
+    found = parse("[a]\nN = [1, 1, 2]\n[b]\nN = 1\n[c]\nH = 4\nT = 5\n[d]\nT = 5\nH = 4\n")
+    assert found.own == ({"N": 1}, {"N": 2}, {"H": 4, "T": 5})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
