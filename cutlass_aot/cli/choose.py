@@ -80,19 +80,19 @@ def command(
         if (m, n, k) != (None, None, None):
             raise click.UsageError("--extent is for what is not a GEMM: it does not go with --m, --n and --k")
         problem = extents_given(extents)
-        asked = ", ".join(f"{name} = {extent}" for name, extent in problem.items())
+        named = ", ".join(f"{name} = {extent}" for name, extent in problem.items())
     elif m is None or n is None or k is None:
         missing = next(name for name, value in (("m", m), ("n", n), ("k", k)) if value is None)
         raise click.UsageError(f"Missing option '--{missing}', or '--extent' for what is not a GEMM.")
     else:
         gemm = Extents(batch, m, n, k)
-        problem, asked = gemm.by_name, str(gemm)
+        problem, named = gemm.by_name, str(gemm)
     found, refused = _choices(opened, problem, gpu, filters_given(filters), own=bool(extents))
     if not found:
         reasons = few([f"{name}: {reason}" for name, reason in refused.items()], 4)
         kind = "kernel" if extents else "GEMM"
         raise KernelNotFound(
-            f"{opened.name} has no {kind} for {asked}: {reasons or f'no {kind} matches the filters'}"
+            f"{opened.name} has no {kind} for {named}: {reasons or f'no {kind} matches the filters'}"
         )
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])
