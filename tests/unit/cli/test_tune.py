@@ -135,7 +135,7 @@ def test_a_problem_of_ones_own_is_found_again_under_its_names(run, tmp_path, gpu
     launch = KernelHandle.launch
     monkeypatch.setattr(KernelHandle, "launch", lambda handle, x, w, out: launch(handle, x, w.T, out))
     (tmp_path / "s.toml").write_text("[layer]\nM = 16\nN = 48\nK = 32\n")
-    status, _, errors = run("linear", "--shapes", tmp_path / "s.toml", "-o", tmp_path / "t.json")
+    status, _, errors = run(tmp_path / "linear", "--shapes", tmp_path / "s.toml", "-o", tmp_path / "t.json")
     assert status == 0, errors
     measured = read_tuning(tmp_path / "t.json")
     tuned = rankings(measured, objects_of(handle.entry for handle in bundle.kernels()))
