@@ -16,6 +16,9 @@ WARP = 32
 REGISTERS = 65536
 """Registers of an SM, and the most of a block, for every target."""
 
+BLOCK_THREADS = 1024
+"""Most threads of a block, for every target."""
+
 _REGISTER_UNIT = 256
 _WARP_UNIT = 4
 _RESERVED_BYTES = 1024
@@ -78,5 +81,7 @@ def occupancy(limits: Limits, threads: int, registers: int, shared_bytes: int) -
         "registers": by_registers,
         "shared memory": limits.shared_bytes // (shared_bytes + _RESERVED_BYTES),
     }
+    if threads > BLOCK_THREADS:
+        counts["threads"] = 0
     limit = min(counts, key=counts.__getitem__)
     return Occupancy(counts[limit], counts[limit] * warps, limits.threads // WARP, limit)

@@ -14,7 +14,7 @@ from cutlass_aot.builder.compile.pool import Pool
 from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.inputs.inputs import Tools
 from cutlass_aot.builder.link.kernel_object import KernelObject, LaunchNumbers
-from cutlass_aot.builder.occupancy import Occupancy, limits_of, occupancy
+from cutlass_aot.builder.occupancy import BLOCK_THREADS, Occupancy, limits_of, occupancy
 from cutlass_aot.builder.plan.recipe import Recipe
 from cutlass_aot.builder.records import Enumeration
 from cutlass_aot.builder.settings import Settings
@@ -81,6 +81,8 @@ class TriedKernel:
             return [
                 f"a block asks for {size(shared)} of shared memory, and can have {size(limits.block_bytes)}"
             ]
+        if (self.threads or 0) > BLOCK_THREADS:
+            return [f"a block has {self.threads} threads, and can have {BLOCK_THREADS}"]
         return [f"a block of {self.threads} threads with {self.facts.registers} registers each fits no SM"]
 
 

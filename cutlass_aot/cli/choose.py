@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from cutlass_aot.cli.options import (
 from cutlass_aot.cli.output.render import own_name, print_json, prose, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import KernelNotFound
-from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
+from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.words import few, plural
 
 if TYPE_CHECKING:
@@ -74,22 +75,24 @@ def command(
     from cutlass_aot.runtime.bundle import open_bundle
 
     opened = open_bundle(bundle, check=False)
-    problem: Extents
+    problem: Mapping[Any, int]
     if extents:
         if (m, n, k) != (None, None, None):
             raise click.UsageError("--extent is for what is not a GEMM: it does not go with --m, --n and --k")
-        problem = OwnExtents.of(extents_given(extents))
+        problem = extents_given(extents)
+        named = ", ".join(f"{name} = {extent}" for name, extent in problem.items())
     elif m is None or n is None or k is None:
         missing = next(name for name, value in (("m", m), ("n", n), ("k", k)) if value is None)
         raise click.UsageError(f"Missing option '--{missing}', or '--extent' for what is not a GEMM.")
     else:
-        problem = Extents(batch, m, n, k)
-    found, refused = _choices(opened, problem, gpu, filters_given(filters))
+        gemm = Extents(batch, m, n, k)
+        problem, named = gemm.by_name, str(gemm)
+    found, refused = _choices(opened, problem, gpu, filters_given(filters), own=bool(extents))
     if not found:
         reasons = few([f"{name}: {reason}" for name, reason in refused.items()], 4)
         kind = "kernel" if extents else "GEMM"
         raise KernelNotFound(
-            f"{opened.name} has no {kind} for {problem}: {reasons or f'no {kind} matches the filters'}"
+            f"{opened.name} has no {kind} for {named}: {reasons or f'no {kind} matches the filters'}"
         )
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])
@@ -108,26 +111,31 @@ def command(
 
 
 def _choices(
-    bundle: Bundle, extents: Extents, gpu: str | None, filters: dict[str, list[str]]
+    bundle: Bundle,
+    extents: Mapping[Any, int],
+    gpu: str | None,
+    filters: dict[str, list[str]],
+    *,
+    own: bool,
 ) -> tuple[list[tuple[GroupEntry, Choice]], dict[str, str]]:
     """The choice for each group that serves the problem, but once for groups that serve the same calls.
 
-    And why the other groups that match the filters do not serve it, by their names.
+    And why the other groups that match the filters do not serve it, by their names. The problem is that of a
+    GEMM, or of ``own`` kernels.
     """
     from cutlass_aot.runtime.opened.filters import group_matches
-    from cutlass_aot.schema.kernels.operands import packed, supports
+    from cutlass_aot.schema.kernels.operands import extent_names, packed, supports
 
     found: dict[object, tuple[GroupEntry, Choice]] = {}
     refused = {}
     for group in bundle.groups:
-        own = isinstance(extents, OwnExtents)
         if own is (group.operation == "gemm") or group.requests or not group_matches(group, filters):
             continue
-        names = [name for operand in group.operands for name in operand.extents if isinstance(name, str)]
-        if own and set(filter(str.isidentifier, names)) != extents.by_name.keys():
-            refused[group.name] = f"its extents are {', '.join(dict.fromkeys(names))}"
+        names = extent_names(group.operands)
+        if own and set(names) != extents.keys():
+            refused[group.name] = f"its extents are {', '.join(names)}"
             continue
-        operands = packed(group.operands, extents.by_name)
+        operands = packed(group.operands, extents)
         verdict = supports(group.operands, operands)
         if not verdict:
             refused[group.name] = verdict.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 import secrets
@@ -12,6 +13,7 @@ import click
 
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.registry import references
 from cutlass_aot.schema.words import plural
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -56,12 +58,20 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     """Write a package from its template to a folder that does not exist; returns its files.
 
     Raises:
-        GeneratorError: if the name cannot be a kernel's, or the folder exists or cannot be written.
+        GeneratorError: if the name cannot be a kernel's, is that of another generator or means something else
+            in the template, or the folder exists or cannot be written.
     """
     if not _NAME.fullmatch(name) or len(name) > _MOST_CHARACTERS or keyword.iskeyword(name) or name == "gemm":
         raise GeneratorError(
             f"{name!r} cannot name a kernel: expected at most {_MOST_CHARACTERS} lower-case letters, digits "
             "and single underscores between them, a letter first, and not `gemm` or a keyword of Python"
+        )
+    known = references().get(name)
+    if known is not None:
+        raise GeneratorError(f"{name!r} is the name of generator {known.location}: give yours another one")
+    if name in _names_of(TEMPLATES / kind):
+        raise GeneratorError(
+            f"{name!r} means something else in the package that would be written: expected another name"
         )
     files = {
         _renamed(path.relative_to(TEMPLATES / kind).as_posix(), kind, name): _renamed(
@@ -87,6 +97,20 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     except OSError as error:
         raise GeneratorError(f"{folder} cannot be written: {error.strerror or error}") from None
     return list(files)
+
+
+def _names_of(template: Path) -> set[str]:
+    """What a template's modules import, define and use, under names that are not the example's."""
+    found: set[str] = set()
+    for path in template.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.alias):
+                found.add((node.asname or node.name).partition(".")[0])
+    return found - {*_EXAMPLES.values()}
 
 
 def _renamed(text: str, kind: str, name: str) -> str:

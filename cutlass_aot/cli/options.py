@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from cutlass_aot.builder.compile.cores import available_workers
-from cutlass_aot.schema.kernels.operands import MAX_EXTENT
+from cutlass_aot.schema.tuning.ranking import MAX_EXTENT
 
 Decorator = Callable[[Any], Any]
 
@@ -90,9 +91,13 @@ def extents_given(items: tuple[str, ...]) -> dict[str, int]:
     """The extents of :data:`extent_option`."""
     found = {}
     for name, text in pairs_given(items, "--extent"):
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= MAX_EXTENT:
-            raise click.BadParameter(f"{name}={text}: expected a whole number from 1", param_hint="--extent")
-        found[name] = int(text)
+        # Python refuses to convert thousands of digits.
+        extent = int(text) if re.fullmatch("[0-9]{1,19}", text) else 0
+        if not 1 <= extent <= MAX_EXTENT:
+            raise click.BadParameter(
+                f"{name}={text}: expected a whole number from 1 to {MAX_EXTENT}", param_hint="--extent"
+            )
+        found[name] = extent
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +10,7 @@ from cutlass_aot.cli.options import extent_option, extents_given, json_option, p
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import DeviceError
+from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.words import plural, size
 
 if TYPE_CHECKING:
@@ -85,8 +84,8 @@ def command(
     operation = operation or generator.operations[0]
     chosen = target_for(generator, operation, target, capability)
     problem = Problem(operation, tuple(filter(None, dtypes.split("."))), layouts, accumulator)
-    with tempfile.TemporaryDirectory(prefix="cutlass-aot-", ignore_cleanup_errors=True) as folder:
-        tried = try_kernel(reference, problem, chosen, filters, Path(folder), timeout=timeout)
+    with temporary_folder("try") as folder:
+        tried = try_kernel(reference, problem, chosen, filters, folder, timeout=timeout)
         outcome: Outcome | None = None
         if capability is not None:
             outcome, missing = _run(tried, generator, sizes, gpu, capability)
@@ -128,8 +127,26 @@ def _run(
         return None, str(error)
     (handle,) = open_bundle(tried.bundle).kernels()
     extents = usual_extents(handle.group.operands, sizes)
-    with torch.cuda.device(gpu):
-        return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
+    sizes_used = ", ".join(f"{name} = {extent}" for name, extent in extents.items()) or "its operands"
+    try:
+        with torch.cuda.device(gpu):
+            return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
+    except torch.cuda.OutOfMemoryError:
+        raise TuningError(
+            f"the operands at {sizes_used} and their reference do not fit the free memory of GPU {gpu}: name "
+            "smaller extents with --extent"
+        ) from None
+    except NotImplementedError as error:
+        raise TuningError(f"this torch has no way to compute the reference: {_first_line(error)}") from error
+    except RuntimeError as error:
+        raise DeviceError(
+            f"GPU {gpu} failed while {handle.name} ran at {sizes_used}: {_first_line(error)}; "
+            "CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer tell where"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _lines(

@@ -174,6 +174,7 @@ def _fit(bundle: Path, source: Path, output: Path, as_json: bool) -> int:
 def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     from cutlass_aot.bundle.apply_tuning import apply_tuning
     from cutlass_aot.cli.output.tune_report import tell_applied
+    from cutlass_aot.schema.tuning.costs import FORMULA
     from cutlass_aot.schema.tuning.tuning import read_tuning
 
     tuning = read_tuning(source)
@@ -184,11 +185,11 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
         raise TuningError(f"{source}: {error}") from None
     tell_applied(tuning, applied, outcome.written, as_json=as_json)
     # No cost model is fitted to what is not a GEMM.
-    unfitted = [g.name for g in tuning.groups if g.model is None and g.name.startswith("gemm-")]
+    unfitted = [g.name for g in tuning.groups if g.usable_model is None and g.name.startswith("gemm-")]
     if unfitted:
         say(
-            f"{source}: no cost model was fitted to the times of {few(unfitted)}: problems without times are "
-            "chosen for by other groups' constants or derived ones; "
+            f"{source}: no cost model of formula {FORMULA} was fitted to the times of {few(unfitted)}: "
+            "problems without times are chosen for by other groups' constants or derived ones; "
             f"cutlass-aot tune {bundle} --fit {source} fits it",
             err=True,
         )
@@ -217,25 +218,25 @@ def _measure(
     from cutlass_aot.manifest.toml import read_bytes
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.runtime.machine import cuda_driver
-    from cutlass_aot.schema.tuning.ranking import OwnExtents
+    from cutlass_aot.schema.kernels.operands import extent_names
+    from cutlass_aot.schema.tuning.ranking import problem_of
     from cutlass_aot.schema.tuning.shapes import ShapeList, parse_shapes
     from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
     from cutlass_aot.tuning.design import design
     from cutlass_aot.tuning.fit import fit_tuning, import_numpy
     from cutlass_aot.tuning.gpu import GpuBench, import_torch
-    from cutlass_aot.tuning.rotation import is_gemm
+    from cutlass_aot.tuning.rotation import is_plain_gemm
     from cutlass_aot.tuning.search import Effort
-    from cutlass_aot.tuning.session import own_names, plan, resumed, run
+    from cutlass_aot.tuning.session import plan, resumed, run, unfitting
 
     listed = ShapeList((), ()) if shapes is None else parse_shapes(read_bytes(shapes), str(shapes))
     opened = open_bundle(bundle)
 
     def problems(operands: Operands) -> list[Extents]:
-        if is_gemm(operands):
+        if is_plain_gemm(operands):
             return list(dict.fromkeys((*listed.extents, *design(operands, drawn))))
-        names = own_names(operands)
-        fitting = [own for own in listed.own if own.keys() == set(names)]
-        return [OwnExtents.of({name: own[name] for name in names}) for own in fitting]
+        names = {*extent_names(operands)}
+        return [problem_of(operands, own) for own in listed.own if own.keys() == names]
 
     references = _references(opened, plugins)
     jobs, notes = plan(opened, filters, problems, cuda_driver.compute_capability(gpu), references)
@@ -257,7 +258,8 @@ def _measure(
         except TuningError as error:
             raise TuningError(f"{path}: {error}") from None
     report = (JsonReport if as_json else PlainReport)(jobs, tuning.gpu)
-    report.begin([*listed.notes, *notes])
+    unfit = [f"{shapes}: {note}" for note in unfitting(listed.own, opened)]
+    report.begin([*listed.notes, *unfit, *notes])
     try:
         with GpuBench(torch, gpu, Effort(exhaustive=exhaustive)) as bench:
             tuning = run(

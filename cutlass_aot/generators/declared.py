@@ -18,7 +18,7 @@ from cutlass_aot.schema.kernels.constraints import OperandConstraint, check_oper
 from cutlass_aot.schema.kernels.cost import GPU_NAMES, names_of, numbers_of
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.operands import told
+from cutlass_aot.schema.kernels.operands import extent_names
 
 OWN_MODULES = (
     "cutlass_aot.generators.declared",
@@ -115,10 +115,7 @@ class DeclaredGenerator:
             names = names_of(self.declared.cost)
         except ManifestError as error:
             raise GeneratorError(f"{where}: {error}") from None
-        # A relation such as "4 * G" tells G.
-        extents = {
-            told(name, 1)[0] for operand in operands for name in operand.extents if isinstance(name, str)
-        }
+        extents = {*extent_names(operands)}
         own = numbers_of(values)
         known = {*extents, *own, *GPU_NAMES}
         if names - known:

@@ -180,14 +180,27 @@ def named(kernel: str) -> GeneratorReference:
     module = ".".join(path.relative_to(root).with_suffix("").parts)
     # First, so that what is meant is this file and not an installed copy.
     sys.path.insert(0, str(root))
+    loaded = set(sys.modules)
     import_plugin(module)
     if own_name:
         return find(own_name)
-    declared = [item for item in references().values() if item.location.partition(":")[0] == module]
+    declared = [item for item in references().values() if _module(item) == module]
+    if not declared:
+        imported = [item for item in references().values() if _module(item) in sys.modules.keys() - loaded]
+        names = ", ".join(f"{item.name} ({item.location})" for item in imported)
+        raise GeneratorError(
+            f"{path} declares no kernel itself, and imports {names or 'none'}: expected the file that "
+            "declares one, or the name of a kernel"
+        )
     if len(declared) != 1:
         names = ", ".join(item.name for item in declared)
         raise GeneratorError(f"{path} declares {names}: name one, such as {kernel}:{declared[0].name}")
     return declared[0]
+
+
+def _module(reference: GeneratorReference) -> str:
+    """The module that a generator is defined in."""
+    return reference.location.partition(":")[0]
 
 
 def source_digests(generator: Generator, file_digest: Callable[[Path], str] = _file_digest) -> dict[str, str]:

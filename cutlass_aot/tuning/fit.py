@@ -19,6 +19,7 @@ from cutlass_aot.runtime.selection.cost_model import Candidates, Work, microseco
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import (
     FEATURES,
+    FORMULA,
     Costs,
     Machine,
     Regression,
@@ -127,7 +128,7 @@ def fit_group(
     return replace(
         group,
         kernels=tuple(replace(kernel, costs=costs[kernel.digest]) for kernel in group.kernels),
-        model=FittedModel(found.regression, accuracy(candidates, group.problems, machine)),
+        model=FittedModel(found.regression, accuracy(candidates, group.problems, machine), FORMULA),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from cutlass_aot.errors import OperandError, TuningError
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.operands import OperandDescription, packed
+from cutlass_aot.schema.kernels.operands import OperandDescription, extent_names, packed
 from cutlass_aot.schema.words import did_you_mean
 from cutlass_aot.tuning.reference import UNIT_ROUNDOFF
 
@@ -67,20 +68,15 @@ def usual_extents(operands: Sequence[OperandConstraint], given: Mapping[str, int
     Raises:
         OperandError: for a name that the kernel does not have.
     """
-    names = [
-        name
-        for operand in operands
-        for name in operand.extents
-        if isinstance(name, str) and name.isidentifier()
-    ]
+    names = extent_names(operands)
     unknown = sorted(set(given) - set(names))
     if unknown:
-        known = ", ".join(dict.fromkeys(names)) or "none"
+        known = ", ".join(names) or "none"
         raise OperandError(
             f"no operand has an extent {unknown[0]!r}: expected one of {known}"
             + did_you_mean(unknown[0], names)
         )
-    extent = _USUAL_EXTENTS.get(len(set(names)), _SMALL_EXTENT)
+    extent = _USUAL_EXTENTS.get(len(names), _SMALL_EXTENT)
     return {name: given.get(name, extent) for name in names}
 
 
@@ -95,7 +91,9 @@ def run(
 
     Raises:
         OperandError: if the kernel does not support these extents, or torch has none of its element types.
-        TuningError: if the reference returns something else than the written operands.
+        TuningError: if the reference fails, or returns something else than the written operands.
+
+    What torch raises where the GPU's memory is full, or where it lacks an operation, passes through.
     """
     constraints = kernel.group.operands
     descriptions = packed(constraints, extents)
@@ -108,7 +106,7 @@ def run(
     expected = None
     if reference is not None:
         before = [item.clone() if hasattr(item, "clone") else item for item in operands]
-        expected = _outputs(reference(*before), constraints)
+        expected = _outputs(_computed(torch, reference, before), constraints)
     kernel.launch(*operands)
     torch.cuda.current_stream().synchronize()
     written = [item for item, constraint in zip(operands, constraints, strict=True) if constraint.written]
@@ -121,6 +119,8 @@ def run(
 
 
 def _operand(torch: Any, device: Any, constraint: OperandConstraint, description: OperandDescription) -> Any:
+    if constraint.is_none:
+        return None
     if constraint.is_number:
         return NUMBER if DTYPES[constraint.dtype].is_float else 1
     dtype = DTYPES[constraint.dtype]
@@ -132,6 +132,22 @@ def _operand(torch: Any, device: Any, constraint: OperandConstraint, description
     wide = torch.empty((span,), dtype=torch.float32, device=device)
     values = wide.normal_() if dtype.is_float else wide.random_(0, 2)
     return values.to(getattr(torch, dtype.torch)).as_strided(description.shape, description.strides)
+
+
+def _computed(torch: Any, reference: Reference, operands: Sequence[Any]) -> Any:
+    try:
+        return reference(*operands)
+    except (torch.cuda.OutOfMemoryError, NotImplementedError):
+        raise
+    except Exception as error:
+        steps = traceback.extract_tb(error.__traceback__)[1:]
+        code = getattr(reference, "__code__", None)
+        own = [step for step in steps if code is not None and step.filename == code.co_filename]
+        where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+        name = getattr(reference, "__qualname__", repr(reference))
+        raise TuningError(
+            f"the reference function {name}{where} failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _outputs(found: Any, constraints: Sequence[OperandConstraint]) -> tuple[Any, ...]:
@@ -150,11 +166,17 @@ def _error(torch: Any, found: Any, expected: Any) -> float:
         raise TuningError(
             f"the reference returned a tensor of shape {tuple(expected.shape)}, expected {tuple(found.shape)}"
         )
-    right = expected.to(torch.float64)
-    difference = (found.to(torch.float64) - right).abs()
+    if found.device != expected.device:
+        raise TuningError(
+            f"the reference returned a tensor on {expected.device}, expected {found.device}, as its operands"
+        )
+    left, right = found.to(torch.float64), expected.to(torch.float64)
+    difference = (left - right).abs()
     if found.is_floating_point():
-        difference = difference / (right.abs() + right.square().mean().sqrt() + 1e-300)
-    error = float(difference.max())
+        finite = torch.where(right.isfinite(), right, 0.0)
+        difference = difference / (right.abs() + finite.square().mean().sqrt() + 1e-300)
+    # Equal infinities differ by NaN.
+    error = float(difference.masked_fill(left == right, 0.0).max())
     # NaN where the output was not written, or the reference has none.
     return error if error == error else math.inf
 

@@ -60,7 +60,7 @@ class Rotation:
         return self.set_bytes * self.sets
 
 
-def is_gemm(operands: Sequence[OperandConstraint]) -> bool:
+def is_plain_gemm(operands: Sequence[OperandConstraint]) -> bool:
     """Whether operands are those of a plain GEMM: a, b and out, each with a batch first."""
     return tuple(operand.extents for operand in operands) == _EXTENTS
 

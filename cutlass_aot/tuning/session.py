@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,12 +12,12 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.filters import Filters
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.constraints import Operands
-from cutlass_aot.schema.kernels.operands import packed, supports
-from cutlass_aot.schema.tuning.ranking import MOST_NAMES, Extents
+from cutlass_aot.schema.kernels.operands import extent_names, packed, supports
+from cutlass_aot.schema.tuning.ranking import MOST_NAMES, Extents, problem_names
 from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of
 from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.tuning.reference_run import Reference
-from cutlass_aot.tuning.rotation import is_gemm
+from cutlass_aot.tuning.rotation import is_plain_gemm
 
 SAVE_SECONDS = 1.0
 """Results are saved after a problem if the last time is longer ago than this; a kill loses no more."""
@@ -90,13 +90,17 @@ def plan(
         group = entries[name]
         kind = (group.operation, group.operands, group.accumulator, group.epilogue, group.parameters)
         reference = (references or {}).get(group.operation)
-        own = own_names(group.operands)
+        own = extent_names(group.operands)
+        untold = [extent for extent in own if extent not in problem_names(group.operands)]
         if group.target not in targets:
             notes.append(f"{name}: does not run on compute capability {capability[0]}.{capability[1]}")
-        elif reference is not None and len(own) > MOST_NAMES:
-            notes.append(f"{name}: {len(own)} extents tell its problems apart, and at most {MOST_NAMES} can")
+        elif reference is not None and untold:
+            notes.append(
+                f"{name}: tuned times do not tell its problems apart by {', '.join(untold)}, as they do by "
+                f"at most {MOST_NAMES} extents, which are M, N, K and L of a GEMM"
+            )
         elif reference is None and (
-            group.operation != "gemm" or group.epilogue or not is_gemm(group.operands)
+            group.operation != "gemm" or group.epilogue or not is_plain_gemm(group.operands)
         ):
             advice = "; its author can declare a reference function" if group.operation != "gemm" else ""
             notes.append(f"{name}: no plain GEMM, so that its results cannot be checked{advice}")
@@ -125,10 +129,11 @@ def plan(
     return jobs, notes
 
 
-def own_names(operands: Operands) -> list[str]:
-    """Names of the extents that are known at run time, in the order of the operands."""
-    names = (name for operand in operands for name in operand.extents if isinstance(name, str))
-    return [name for name in dict.fromkeys(names) if name.isidentifier()]
+def unfitting(own: Iterable[Mapping[str, int]], bundle: Bundle) -> list[str]:
+    """Notes on problems by name whose names are those of no group of a bundle, as of a misspelt key."""
+    known = [set(extent_names(group.operands)) for group in bundle.groups]
+    strange = dict.fromkeys(tuple(problem) for problem in own if problem.keys() not in known)
+    return [f"no kernel of {bundle.name} has the extents {', '.join(names)}: left out" for names in strange]
 
 
 def _index(targets: Sequence[str], target: str) -> int:

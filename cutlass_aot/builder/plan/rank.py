@@ -18,14 +18,14 @@ from cutlass_aot.manifest.validation import unknown
 from cutlass_aot.runtime.selection.cost_model import sort_key
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.operands import packed, supports
+from cutlass_aot.schema.kernels.operands import extent_names, packed, supports
+from cutlass_aot.schema.kernels.tiling import Traffic
 from cutlass_aot.schema.targets import Target
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
+from cutlass_aot.schema.tuning.ranking import GEMM_NAMES, Extents, RankedProblem, RankedProblems, Ranking
 
 MAX_RANKED = 8
 """Most kernels that a ranking names for one problem: later ones would not be chosen anyway."""
 
-_GEMM_EXTENTS = {"L", "M", "N", "K"}
 _OPERANDS_OF_A_GEMM = 3  # a, b and out
 
 
@@ -180,13 +180,7 @@ def requests_of(
 
 def supported(operands: Sequence[OperandConstraint], shapes: Iterable[Extents]) -> tuple[Extents, ...]:
     """The shapes that kernels with these operands accept, packed; empty if the operation is not a GEMM."""
-    names = {
-        extent
-        for operand in operands
-        for extent in operand.extents
-        if operand.scale is None and isinstance(extent, str)
-    }
-    if not names <= _GEMM_EXTENTS:
+    if not Traffic.of(operands).of_gemm or not set(extent_names(operands)) <= {*GEMM_NAMES}:
         return ()
     return tuple(shape for shape in shapes if supports(operands, packed(operands, shape.by_name)))
 

@@ -10,8 +10,15 @@ from cutlass_aot.errors import OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
-from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, Verdict, supports, told
-from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, is_own
+from cutlass_aot.schema.kernels.operands import (
+    OperandDescription,
+    Rejected,
+    Verdict,
+    extent_names,
+    supports,
+    told,
+)
+from cutlass_aot.schema.tuning.ranking import Extents, problem_of
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -209,25 +216,17 @@ def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
 
 
 def problem_extents(group: GroupEntry, query: Query) -> Extents:
-    """Extents of the problem by their names in the group's constraints; 1 for a name that does not occur.
+    """The problem of a query, as rankings of a group that serves it have it.
 
-    Those of 0 count as 1: no kernel is launched then, and any may be chosen.
+    Extents of 0 count as 1: no kernel is launched then, and any may be chosen.
     """
-    extents = named_extents(group, query)
-    if is_own(extents):
-        return OwnExtents.of(extents)
-    return Extents(*(extents.get(name, 1) for name in "LMNK"))
+    return problem_of(group.operands, named_extents(group, query))
 
 
 def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
     """The extents of a query by their names in the constraints of a group that serves it, at least 1."""
     # A batch that no operand of the call has is one of 1.
-    extents = {
-        name: 1
-        for constraint in group.operands
-        for name in constraint.extents
-        if isinstance(name, str) and name.isidentifier()
-    }
+    extents = dict.fromkeys(extent_names(group.operands), 1)
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:

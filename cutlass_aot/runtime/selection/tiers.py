@@ -163,6 +163,8 @@ def prefer(
     """
     if known.measured is not None:
         found = tuned(known.measured, candidates, extents, machine)
+        if found is None and isinstance(extents, OwnExtents):
+            found = near(known.measured, extents)
         if found is not None:
             return found
     fit = known.fit(machine)
@@ -170,8 +172,7 @@ def prefer(
         found = fitted(fit, candidates(), extents, machine, here=fit is known.measured, fastest=fastest)
     else:
         found = (
-            (known.measured and isinstance(extents, OwnExtents) and near(known.measured, extents))
-            or modelled(known.modelled(), extents)
+            modelled(known.modelled(), extents)
             or (costs and declared(costs()))
             or default_order(candidates(), extents, machine, fastest)
         )
@@ -212,7 +213,7 @@ def tuned(
 
 
 def near(ranking: Ranked, extents: Extents) -> Preference | None:
-    """The first tier without a cost model to go by: measured times of a problem near this one."""
+    """The first tier of what the cost model does not know: measured times of a problem near this one."""
     problem = ranking.nearest(extents)
     if problem is None:
         return None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.kernels.constraints import (
+    ANY_SHAPE,
     BATCH,
     NONE,
     Extent,
@@ -187,7 +188,9 @@ def _value(extent: str | int, extents: Mapping[str | int, int]) -> int:
     if isinstance(extent, int) or extent in extents:
         return extent if isinstance(extent, int) else extents[extent]
     relation = _relation(extent)
-    return relation.of(extents[relation.name])
+    # A batch that is not there is one of 1.
+    named = extents.get(BATCH, 1) if relation.name == BATCH else extents[relation.name]
+    return relation.of(named)
 
 
 def told(name: str, extent: int) -> tuple[str, int]:
@@ -196,6 +199,21 @@ def told(name: str, extent: int) -> tuple[str, int]:
         return name, extent
     relation = _relation(name)
     return relation.name, relation.named(extent)
+
+
+def extent_names(constraints: Iterable[OperandConstraint]) -> list[str]:
+    """Names of the extents that a call decides, each once, in the order of the operands.
+
+    A relation such as ``"4 * G"`` has G, also where G stands nowhere alone.
+    """
+    extents = (
+        extent
+        for constraint in constraints
+        if constraint.extents != ANY_SHAPE
+        for extent in constraint.extents
+        if isinstance(extent, str)
+    )
+    return list(dict.fromkeys(_relation(extent).name for extent in extents))
 
 
 def _relation(extent: str) -> Extent:
@@ -415,6 +433,10 @@ def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> st
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Check that extents of one name are equal, a batch is in all operands or none, and devices are equal."""
     extents: dict[str, tuple[int, str, str]] = {}
+    for constraint, operand in zip(constraints, operands, strict=True):
+        if constraint.has_batch and len(operand.shape) < len(constraint.extents):
+            # A batch that is not there is 1, also for what follows from it.
+            extents[BATCH] = (1, constraint.name, BATCH)
     shapes: dict[str, dict[str | int, int]] = {}
     batched: tuple[str, int] | None = None
     first: tuple[str, int | None] | None = None

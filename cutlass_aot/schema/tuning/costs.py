@@ -13,6 +13,10 @@ from cutlass_aot.schema.codec import row, within
 from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.targets import Target
 
+FORMULA = 2
+"""Version of the cost model's formula, by which constants are fitted: raise it with every change of
+:mod:`cutlass_aot.runtime.selection.cost_model` that gives another time for the same constants."""
+
 
 @row
 class Machine(NamedTuple):

@@ -12,11 +12,16 @@ from typing import Any, NamedTuple
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.schema.codec import from_plain, row
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.operands import extent_names
+from cutlass_aot.schema.kernels.tiling import Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine, check_costs
 
 RANKING_KIND = "cutlass-aot ranking"
 RANKING_SCHEMA = 4
 MAX_EXTENT = 2**63 - 1
+"""Of a problem; operands say how many bits their extents have (:attr:`~.OperandConstraint.max_extent`)."""
+
 _COSTS = struct.Struct(f"<{len(Costs._fields)}f")
 """The constants of one kernel in the file, as IEEE 754 single precision."""
 
@@ -55,7 +60,7 @@ class OwnExtents(Extents):
     """Extents of an operation that is not a GEMM, under its own names, of which there are at most four.
 
     They stand in the places of m, n, k and batch, in the order of their names in the operands, and are equal
-    to such extents of a GEMM.
+    to such extents of a GEMM. :func:`problem_of` makes those of a kernel.
     """
 
     names: tuple[str, ...]
@@ -82,9 +87,27 @@ class OwnExtents(Extents):
         return ", ".join(f"{name} = {extent}" for name, extent in self.by_name.items())
 
 
-def is_own(names: Iterable[str]) -> bool:
-    """Whether extents of these names are not those of a GEMM."""
-    return not {"M", "N", "K"} <= set(names)
+GEMM_NAMES = ("L", "M", "N", "K")
+"""Names of :class:`Extents` in operand constraints, in its order."""
+
+
+def problem_names(operands: Sequence[OperandConstraint]) -> tuple[str, ...]:
+    """Names of the extents that tell apart the problems of kernels with these operands.
+
+    They are those of a GEMM where the cost model knows the operands as those of one.
+    """
+    return GEMM_NAMES if Traffic.of(operands).of_gemm else tuple(extent_names(operands)[:MOST_NAMES])
+
+
+def problem_of(operands: Sequence[OperandConstraint], extents: Mapping[str, int]) -> Extents:
+    """The problem of these extents by name, as rankings of kernels with these operands have it.
+
+    Whoever measures and whoever looks up a time asks here. A name of a GEMM that the operands do not have is
+    1.
+    """
+    if Traffic.of(operands).of_gemm:
+        return Extents(*(extents.get(name, 1) for name in GEMM_NAMES))
+    return OwnExtents.of({name: extents[name] for name in extent_names(operands)})
 
 
 class RankedProblem(NamedTuple):

@@ -25,8 +25,7 @@ from math import prod
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.kernels.operands import MAX_EXTENT
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import MAX_EXTENT, Extents
 from cutlass_aot.schema.words import did_you_mean
 
 if sys.version_info >= (3, 11):
@@ -65,7 +64,8 @@ def parse_shapes(data: bytes, what: str) -> ShapeList:
 def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
     """The problems of a parsed document; ManifestError if it is malformed."""
     found: dict[Extents, None] = {}
-    own: list[Mapping[str, int]] = []
+    # By names and extents in order of the names: two tables may have them in another order.
+    own: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
     notes = []
     for name, table in document.items():
         if name == "m":
@@ -73,7 +73,8 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
         if not isinstance(table, Mapping):
             raise ManifestError(f"{what}: unknown key `{name}`: expected `m`, and tables with `nk`")
         if table and not {*table} & {*_KEYS} and all(map(_is_extents, table.values())):
-            own += _own(table, name, what, MAX_PROBLEMS - len(own))
+            for problem in _own(table, name, what, MAX_PROBLEMS - len(own)):
+                own.setdefault(tuple(sorted(problem.items())), problem)
             continue
         if "nk" not in table:
             notes.append(f"{what}: table [{name}] has no `nk`: left out")
@@ -102,7 +103,7 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
         raise ManifestError(
             f"{what}: no table has `nk`: expected one such as [layers] with nk = [[n, k]], and `m`"
         )
-    return ShapeList(tuple(found), tuple(notes), tuple(own))
+    return ShapeList(tuple(found), tuple(notes), tuple(own.values()))
 
 
 def _is_extents(value: Any) -> bool:

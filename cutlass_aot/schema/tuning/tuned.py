@@ -11,7 +11,7 @@ from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import ACCEPTED, Rejected, Verdict
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
-from cutlass_aot.schema.tuning.costs import Costs, derived
+from cutlass_aot.schema.tuning.costs import FORMULA, Costs, derived
 from cutlass_aot.schema.tuning.ranking import RankedProblem, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuning import FittedModel, TunedGroup, TunedProblem, Tuning
 
@@ -100,7 +100,8 @@ def rankings(tuning: Tuning, kernels: Objects) -> tuple[Ranking, ...]:
         if ranked or costs:
             machine = tuning.machine if costs else None
             problems = RankedProblems.of(ranked)
-            accuracy = group.model.accuracy if group is not None and group.model is not None else None
+            model = None if group is None else group.usable_model
+            accuracy = None if model is None else model.accuracy
             text = f"{origin}: {accuracy}" if accuracy is not None else origin
             found.append(Ranking(digest, tuning.gpu, True, text, problems, machine, costs))
     return tuple(found)
@@ -116,10 +117,10 @@ class _Models:
         self._fitted: dict[tuple[str, Tiling, int], Costs] = {}
         for group in tuning.groups:
             own = members.get(group.digest)
-            if group.model is None or not own:
+            if group.usable_model is None or not own:
                 continue
             bits, target = _input_bits(own[0]), own[0].target
-            self._models.setdefault(target, []).append((bits, group.model))
+            self._models.setdefault(target, []).append((bits, group.usable_model))
             known = {kernel.digest: kernel.costs for kernel in group.kernels}
             for kernel in own:
                 costs = known.get(kernel.digest)
@@ -132,15 +133,15 @@ class _Models:
         Kernels are alike if they have the same tiling and inputs of the same width. The regression is that of
         the group, or else of a group with inputs of the same width, or else of any.
         """
-        fitted = () if group is None or group.model is None else group.kernels
+        fitted = () if group is None or group.usable_model is None else group.kernels
         found = {kernel.digest: kernel.costs for kernel in fitted if kernel.costs is not None}
         for kernel in members:
             if kernel.digest in found or not Traffic.of(kernel.operands).of_gemm:
                 continue
             bits, tiling = _input_bits(kernel), Tiling.of(kernel)
             models = self._models.get(kernel.target, [])
-            if group is not None and group.model is not None:
-                models = [(bits, group.model)]
+            if group is not None and group.usable_model is not None:
+                models = [(bits, group.usable_model)]
             if models:
                 model = min(models, key=lambda item: item[0] != bits)[1]
                 base = derived(tiling, bits, kernel.target, self._machine)
@@ -179,6 +180,18 @@ def sound(tuning: Tuning) -> Verdict:
     return ACCEPTED
 
 
+def _fitted_today(tuning: Tuning) -> Verdict:
+    """Whether its cost models are of the formula that kernels are chosen by."""
+    for group in tuning.groups:
+        if group.model is not None and group.usable_model is None:
+            return Rejected(
+                f"the cost model of group {group.name} was fitted to formula {group.model.formula}, expected "
+                f"{FORMULA}: leave the file out of the manifest, build, and fit it anew with "
+                "cutlass-aot tune BUNDLE --fit FILE"
+            )
+    return ACCEPTED
+
+
 def rankings_of_manifest(
     files: Mapping[str, Tuning], kernels: Objects, versions: Mapping[str, str]
 ) -> tuple[Ranking, ...]:
@@ -198,7 +211,7 @@ def rankings_of_manifest(
             "put the new file into the manifest",
             versions=versions,
         )
-        verdict = verdict and sound(tuning)
+        verdict = verdict and sound(tuning) and _fitted_today(tuning)
         if not verdict:
             raise ManifestError(f"select.tuning: {name}: {verdict.reason}")
         own = rankings(tuning, kernels)

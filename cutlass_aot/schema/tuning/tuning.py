@@ -31,9 +31,8 @@ from cutlass_aot.schema.codec import (
     within,
 )
 from cutlass_aot.schema.encoding import decode_json, shown
-from cutlass_aot.schema.kernels.operands import MAX_EXTENT
-from cutlass_aot.schema.tuning.costs import Costs, Machine, Regression
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.costs import FORMULA, Costs, Machine, Regression
+from cutlass_aot.schema.tuning.ranking import MAX_EXTENT, Extents
 
 TUNING_KIND = "cutlass-aot tuning"
 TUNING_SCHEMA = 4
@@ -149,10 +148,17 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """What a fit says beside the constants of each kernel; ``accuracy`` is None for too few problems."""
+    """What a fit says beside the constants of each kernel.
+
+    Attributes:
+        regression: gives the constants of other kernels.
+        accuracy: None for too few problems.
+        formula: the :data:`~.costs.FORMULA` that was fitted; files from before it was written have the first.
+    """
 
     regression: Regression
     accuracy: Annotated[Accuracy | None, OMIT] = None
+    formula: Annotated[int, OMIT, within(1, 1_000_000)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,11 @@ class TunedGroup:
     kernels: tuple[TunedKernel, ...]
     problems: tuple[TunedProblem, ...]
     model: Annotated[FittedModel | None, OMIT] = None
+
+    @property
+    def usable_model(self) -> FittedModel | None:
+        """The model, if it is of the formula of today; the times hold in any case."""
+        return self.model if self.model is not None and self.model.formula == FORMULA else None
 
     def validate(self) -> None:
         """Refuse no kernels, what occurs twice, and a model without the constants of a kernel."""

@@ -23,6 +23,9 @@ from cutlass_aot.schema.targets import KNOWN_TARGETS
         ("sm_90a", 128, 32, 227 << 10, 1, "shared memory"),
         ("sm_90a", 128, 32, 228 << 10, 0, "shared memory"),
         ("sm_120a", 1024, 168, 0, 0, "registers"),
+        ("sm_90a", 1024, 16, 0, 2, "threads"),
+        ("sm_90a", 1056, 16, 0, 0, "threads"),
+        ("sm_90a", 2048, 16, 0, 0, "threads"),
     ],
 )
 def test_an_sm_holds_as_many_blocks_as_its_scarcest_resource_allows(

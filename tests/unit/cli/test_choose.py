@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cutlass_aot
+from cutlass_aot import Operand
 from cutlass_aot.bundle.apply_tuning import with_tuning
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.cli import main
@@ -22,6 +23,7 @@ from cutlass_aot.tuning.fit import fit_group
 from tests.support.bundles import designs
 from tests.support.bundles import write_bundle as small_bundle
 from tests.support.declared_kernels import tuned
+from tests.support.kernels import gemm
 from tests.support.replace import replace
 from tests.support.synthetic import entry, kernels, plan
 from tests.support.tunings import PROBLEM, tuned_group, tuning
@@ -139,7 +141,10 @@ def test_a_kernel_of_ones_own_is_chosen_by_its_extents(run: Run, own: Path) -> N
             "own has no kernel for M = 4: tuned-bf16.bf16-tt-sm_90a-bf16: its extents are N",
         ),
         (("--extent", "N=4", "--m", "1"), "--extent is for what is not a GEMM"),
-        (("--extent", "N=0"), "N=0: expected a whole number from 1"),
+        (("--extent", "N=0"), "N=0: expected a whole number from 1 to 9223372036854775807"),
+        (("--extent", f"N={2**63}"), "expected a whole number from 1 to 9223372036854775807"),
+        (("--extent", f"N={'9' * 5000}"), "expected a whole number from 1 to 9223372036854775807"),
+        (("--extent", f"N={2**31}"), "operand `x` is unsupported: expected extents up to 2147483647"),
         (("--extent", "N"), "expected a name, = and a value"),
     ],
 )
@@ -149,6 +154,42 @@ def test_extents_that_no_kernel_has_are_refused(
     status, _, errors = run(own, *arguments)
     assert status in (1, 2)
     assert problem.removeprefix("own") in " ".join(errors.split())
+
+
+def made_of(folder: Path, *operands: Operand) -> Path:
+    """A bundle of kernels of one's own with these operands."""
+    constraints = tuple(operand.constraint() for operand in operands)
+    found = [gemm(operation="own", design={"threads": threads}) for threads in (128, 256)]
+    return small_bundle(folder, [replace(kernel, operands=constraints, accumulator="") for kernel in found])
+
+
+@pytest.mark.parametrize(
+    ("extents", "names"),
+    [
+        ((("A", "B", "C"), ("D", "E")), ("A=8", "B=8", "C=8", "D=8", "E=8")),
+        ((("4 * G", "D"), ("2 * G", "D")), ("G=2", "D=8")),
+    ],
+)
+def test_any_extents_of_ones_own_are_chosen_by(
+    run: Run, tmp_path: Path, extents: tuple[tuple[str, ...], ...], names: tuple[str, ...]
+) -> None:
+    first, second = extents
+    bundle = made_of(tmp_path / "b", Operand("x", "f32", first), Operand("out", "f32", second, written=True))
+    status, out, errors = run(bundle, *(part for name in names for part in ("--extent", name)))
+    assert (status, errors) == (0, "")
+    assert out.startswith("own-f32.f32-tt-sm_90a: default order: ")
+    status, _, errors = run(bundle, "--extent", "D=8")
+    assert status == 1
+    assert f"its extents are {', '.join(name.partition('=')[0] for name in names)}" in " ".join(
+        errors.split()
+    )
+
+
+def test_extents_of_64_bits_are_chosen_by(run: Run, tmp_path: Path) -> None:
+    x, out = (Operand(name, "f32", ("N",), written=name == "out", extent_bits=64) for name in ("x", "out"))
+    status, shown, errors = run(made_of(tmp_path / "b", x, out), "--extent", "N=3000000000")
+    assert (status, errors) == (0, "")
+    assert shown.startswith("own-f32.f32-tt-sm_90a: default order: ")
 
 
 def test_show_says_what_a_groups_choices_are_known_by(

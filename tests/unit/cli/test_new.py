@@ -51,6 +51,26 @@ def test_a_name_that_no_kernel_can_have_is_refused(tmp_path: Path, name: str) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("kernel", name) for name in ("cutlass_aot", "torch", "cutlass", "cute", "bundle", "x", "dtype")),
+        *(("generator", name) for name in ("register", "cutlass", "problem")),
+    ],
+)
+def test_a_name_that_the_template_uses_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+    with pytest.raises(GeneratorError, match=f"{name!r} means something else in the package"):
+        write_package(kind, name, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "simt_f64_gemm"])
+def test_the_name_of_another_generator_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(GeneratorError, match=f"{name!r} is the name of generator cutlass_aot.*: give yours"):
+        write_package("kernel", name, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_exists_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from cutlass_aot.builder.try_kernel import TriedKernel, target_for
 from cutlass_aot.cli import main
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.runtime import declared
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.tuning.costs import Machine
@@ -32,6 +35,7 @@ class Cuda:
     """Stands for ``torch.cuda``, of a GPU that is made the current one."""
 
     device = contextlib.nullcontext
+    OutOfMemoryError = MemoryError
 
 
 @pytest.fixture
@@ -94,6 +98,58 @@ def test_without_a_reference_nothing_is_said_to_be_right(run: Try) -> None:
     status, out, _ = run(Outcome(None, 1e-5, 10.0, 20.0))
     assert status == 0
     assert "error          not known: tuned declares no reference function\n" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            MemoryError("CUDA out of memory"),
+            "the operands at N = 1000 and their reference do not fit the free memory of GPU 0: name smaller",
+        ),
+        (NotImplementedError("no kernel"), "this torch has no way to compute the reference: no kernel"),
+        (RuntimeError("an illegal access"), "GPU 0 failed while tuned-f32"),
+    ],
+)
+def test_what_torch_raises_is_an_error_with_advice(
+    run: Try,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    words: str,
+) -> None:
+    def fails(*_: Any) -> Outcome:
+        raise error
+
+    monkeypatch.setattr(reference_run, "run", fails)
+    with pytest.raises(SystemExit) as caught:
+        main(["try", "tuned", "--plugin", "tests.support.declared_kernels", "--extent", "N=1000"])
+    assert caught.value.code == 1
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_that_imports_a_declaration_declares_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(declared, "_declared", {**declared.declared_kernels()})
+    (tmp_path / "of_another_file.py").write_text(
+        "import cutlass_aot\n\n\n@cutlass_aot.kernel(name='elsewhere')\ndef elsewhere():\n    return None\n"
+    )
+    (tmp_path / "only_imports.py").write_text("from of_another_file import elsewhere\n")
+    with pytest.raises(SystemExit) as caught:
+        main(["try", str(tmp_path / "only_imports.py")])
+    assert caught.value.code == 1
+    assert (
+        "only_imports.py declares no kernel itself, and imports elsewhere (of_another_file:elsewhere): "
+        "expected the file that declares one"
+    ) in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_block_of_more_threads_than_a_gpu_has_for_one_is_a_problem(tried: TriedKernel) -> None:
+    large = replace(tried, launches=(LaunchNumbers((32, 32, 2), 0),))
+    assert large.problems == ["a block has 2048 threads, and can have 1024"]
+    assert tried.problems == []
 
 
 def test_the_target_is_the_one_given_to_it_for_or_the_gpus_or_the_first() -> None:

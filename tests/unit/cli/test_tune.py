@@ -9,16 +9,24 @@ import sys
 
 import pytest
 
-from cutlass_aot.bundle.verify.directory import verify_bundle
+from cutlass_aot import Operand
+from cutlass_aot.bundle.verify.directory import require_sound, verify_bundle
 from cutlass_aot.bundle.write import write_bundle
-from cutlass_aot.cli import main
+from cutlass_aot.cli import main, tune
 from cutlass_aot.errors import DeviceError, LaunchError
+from cutlass_aot.runtime import bundle as runtime_bundle
+from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
-from cutlass_aot.schema.tuning.costs import Machine
+from cutlass_aot.schema.kernels.operands import packed
+from cutlass_aot.schema.tuning.costs import FORMULA, Machine
 from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.tuned import objects_of, rankings
 from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
 from cutlass_aot.tuning.design import design
+from tests.support.bundles import write_bundle as small_bundle
+from tests.support.kernels import gemm
+from tests.support.replace import replace
 from tests.support.signing import make_key, without_cryptography
 from tests.support.synthetic import entry, kernels, plan
 from tests.support.tunings import GPU, tuned_group, tuning
@@ -104,7 +112,49 @@ def tree(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def test_a_problem_of_ones_own_is_found_again_under_its_names(run, tmp_path, gpu, monkeypatch):
+    """Also if its names are those of a GEMM, in another order: the weight of a linear layer is (N, K)."""
+    constraints = tuple(
+        operand.constraint()
+        for operand in (
+            Operand("x", "f32", ("M", "K")),
+            Operand("w", "f32", ("N", "K")),
+            Operand("out", "f32", ("M", "N"), written=True),
+        )
+    )
+    members = [
+        replace(
+            gemm(operation="linear", design={"tile_shape": (64, n, 32)}), operands=constraints, accumulator=""
+        )
+        for n in (64, 128)
+    ]
+    bundle = open_bundle(small_bundle(tmp_path / "linear", members), check=False)
+    monkeypatch.setattr(runtime_bundle, "open_bundle", lambda path, **_: bundle)
+    monkeypatch.setattr(bundle, "require", lambda target, gpu: None)
+    monkeypatch.setattr(tune, "_references", lambda *_: {"linear": lambda x, w, out: x @ w.T})
+    launch = KernelHandle.launch
+    monkeypatch.setattr(KernelHandle, "launch", lambda handle, x, w, out: launch(handle, x, w.T, out))
+    (tmp_path / "s.toml").write_text("[layer]\nM = 16\nN = 48\nK = 32\n")
+    status, _, errors = run(tmp_path / "linear", "--shapes", tmp_path / "s.toml", "-o", tmp_path / "t.json")
+    assert status == 0, errors
+    measured = read_tuning(tmp_path / "t.json")
+    tuned = rankings(measured, objects_of(handle.entry for handle in bundle.kernels()))
+    found = open_bundle(small_bundle(tmp_path / "tuned", members, rankings=tuned), check=False)
+    operands = packed(constraints, {"M": 16, "N": 48, "K": 32})
+    choice = found.choose(*operands, operation="linear", target="sm_90a", gpu=GPU)
+    assert choice.tier == "tuned"
+    assert choice.reason.startswith("M = 16, K = 32, N = 48 was measured: ")
+
+
 # -- measuring --------------------------------------------------------------------------------------------
+
+
+def test_a_table_whose_names_no_kernel_has_is_told(run, here, gpu):
+    (here / "s.toml").write_text(SHAPES + "\n[misspelt]\nmm = 4\nkk = [1, 2]\n")
+    status, _, errors = run("small", "--shapes", "s.toml")
+    assert status == 0
+    assert "s.toml: no kernel of small has the extents mm, kk: left out" in errors
+    assert errors.count("left out") == 1
 
 
 def test_a_bundle_is_measured_into_a_file(run, here, gpu):
@@ -275,9 +325,22 @@ def test_applying_as_json(run, measured):
 
 def test_a_file_without_a_cost_model_is_applied_with_advice(run, measured):
     _, _, errors = run("small", "--from", "t.json", "--apply", "tuned")
-    assert errors.startswith(f"t.json: no cost model was fitted to the times of {F16[0].group_name}: ")
+    assert errors.startswith(
+        f"t.json: no cost model of formula {FORMULA} was fitted to the times of {F16[0].group_name}: "
+    )
     run("small", "--fit", "t.json")
     assert run("small", "--from", "t.json", "--apply", "tuned")[2] == ""
+
+
+def test_constants_that_an_earlier_formula_was_fitted_by_are_not_applied(run, measured):
+    run("small", "--fit", "t.json")
+    path = measured / "t.json"
+    assert f'"formula": {FORMULA},' in path.read_text()
+    path.write_text(re.sub(r' *"formula": \d+,\n', "", path.read_text()))
+    status, _, errors = run("small", "--from", "t.json", "--apply", "tuned")
+    assert (status, f"no cost model of formula {FORMULA} was fitted" in errors) == (0, True)
+    ranking = next(iter(require_sound(measured / "tuned").plan().rankings))
+    assert (len(ranking.problems), ranking.costs) == (1, ())
 
 
 def test_signatures_that_nobody_can_check_are_told(run, measured, monkeypatch):

@@ -141,7 +141,10 @@ FILES = {
     "no TOML": ("m = [", "not valid TOML"),
     "nothing": ("", "no table has `nk`: expected"),
     "no m": ("[a]\nnk = [[1, 2]]", "`m` is missing"),
-    "zero": ("m = [0]\n[a]\nnk = [[1, 2]]", r"`m\[0\]` has 0: expected a number from 1 to 2147483647"),
+    "zero": (
+        "m = [0]\n[a]\nnk = [[1, 2]]",
+        r"`m\[0\]` has 0: expected a number from 1 to 9223372036854775807",
+    ),
     "triple": ("m = [1]\n[a]\nnk = [[1, 2], [1, 2, 3]]", r"`a.nk\[1\]` is \[1, 2, 3\]: expected \[n, k\]"),
 }
 

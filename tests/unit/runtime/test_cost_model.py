@@ -23,7 +23,7 @@ from cutlass_aot.runtime.selection.cost_model import (
 )
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
-from cutlass_aot.schema.tuning.costs import Costs, Machine, check_costs, derived, typical_machine
+from cutlass_aot.schema.tuning.costs import FORMULA, Costs, Machine, check_costs, derived, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents
 from tests.support.kernels import gemm
 
@@ -206,6 +206,13 @@ def test_the_estimate_is_what_the_description_says() -> None:
     assert compute == pytest.approx(1.0 + 10 * step)
     assert memory == pytest.approx(found.megabytes / 4000 * 1e3)
     assert microseconds(COSTS, found) == pytest.approx(2 + (compute**2 + memory**2) ** 0.5)
+
+
+def test_another_formula_has_another_version() -> None:
+    """Constants that were fitted by one are wrong for another: raise FORMULA with these times."""
+    problems = (Extents(1, 1024, 1024, 640), Extents(2, 1, 4097, 100), LARGE)
+    found = [time(kernel((128, 128, 64), cluster_shape=(2, 1, 1)), problem) for problem in problems]
+    assert (FORMULA, found) == (2, pytest.approx([7.380485484918187, 4.639630734649498, 1312.7113691378738]))
 
 
 def test_pairs_misalignment_and_empty_rows_take_time() -> None:

@@ -173,3 +173,21 @@ def test_numbers_of_numpy_describe_an_operand() -> None:
     found = describe(numpy.array([2, 3]), "bf16", strides=(numpy.int32(3), 1), device=numpy.int64(0))
     assert found == describe((2, 3), "bf16", device=0)
     assert {type(extent) for extent in (*found.shape, *found.strides)} == {int}
+
+
+def test_what_follows_from_a_batch_that_is_not_there_follows_from_one() -> None:
+    constraints = tuple(
+        operand.constraint()
+        for operand in (
+            Operand("out", "f32", ("2 * L", "M"), written=True),
+            Operand("x", "f32", ("L", "M")),
+        )
+    )
+    assert supports(constraints, [describe((2, 5), "f32"), describe((5,), "f32")])
+    found = supports(constraints, [describe((4, 5), "f32"), describe((5,), "f32")])
+    assert found.reason == (
+        "operand `out` is unsupported: expected extent 2 * L = 2, since `x` has L = 1, got 4"
+    )
+    assert supports(constraints, [describe((4, 5), "f32"), describe((2, 5), "f32")])
+    assert [one.shape for one in packed(constraints, {"M": 5})] == [(2, 5), (5,)]
+    assert [one.shape for one in packed(constraints, {"M": 5, "L": 3})] == [(6, 5), (3, 5)]

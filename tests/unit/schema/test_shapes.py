@@ -49,6 +49,12 @@ def test_extents_by_name_are_problems_of_kernels_of_ones_own():
     found = parse("[norm]\nT = [1, 4096]\nH = 128\n[axpy]\nN = 1000\n")
     assert (found.extents, found.notes) == ((), ())
     assert found.own == ({"T": 1, "H": 128}, {"T": 4096, "H": 128}, {"N": 1000})
+    assert parse("[long]\nN = 3000000000\n").own == ({"N": 3000000000},)
+
+
+def test_each_problem_of_extents_by_name_is_there_once():
+    found = parse("[a]\nN = [1, 1, 2]\n[b]\nN = 1\n[c]\nH = 4\nT = 5\n[d]\nT = 5\nH = 4\n")
+    assert found.own == ({"N": 1}, {"N": 2}, {"H": 4, "T": 5})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,7 @@ def test_what_is_taken_otherwise_is_noted():
         ("m = [1, 0]\n[a]\nnk = [[8, 8]]\n", "`m[1]` has 0: expected a number from 1 to"),
         ("m = [true]\n[a]\nnk = [[8, 8]]\n", "`m[0]` has True: expected a number from 1 to"),
         ("m = [1.5]\n[a]\nnk = [[8, 8]]\n", "`m[0]` has 1.5: expected a number from 1 to"),
-        ("m = [9223372036854775807]\n[a]\nnk = [[8, 8]]\n", "expected a number from 1 to"),
+        ("m = [9223372036854775808]\n[a]\nnk = [[8, 8]]\n", "expected a number from 1 to"),
         ("m = [1]\nn = [8]\n", "unknown key `n`: expected `m`, and tables with `nk`"),
         ("m = [1]\n[a]\nnk = [[8, 8]]\nbatches = 2\n", "unknown key `a.batches`: expected one of `batch`"),
         ("m = [1]\n[a]\nnk = [[8, 8], [8]]\n", "`a.nk[1]` is [8]: expected [n, k]"),

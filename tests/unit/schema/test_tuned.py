@@ -8,9 +8,11 @@ import pytest
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.tuning.costs import FEATURES, FORMULA, Machine, Regression, derived
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of, rankings, rankings_of_manifest, sound
-from cutlass_aot.schema.tuning.tuning import TunedProblem
+from cutlass_aot.schema.tuning.tuning import FittedModel, TunedProblem
 from tests.support.synthetic import entry, kernels
 from tests.support.tunings import GPU, PROBLEM, tuned_group, tuning
 
@@ -168,3 +170,18 @@ def test_two_files_with_times_of_the_same_kernels_are_refused():
     assert str(caught.value).startswith(
         f"select.tuning: a.json and b.json both have times of group {F16[0].kernel.group_name} on NVIDIA H200"
     )
+
+
+def test_a_manifest_refuses_a_cost_model_of_another_formula():
+    costs = derived(Tiling.of(F16[0].kernel), 16, "sm_90a", Machine(132, 1980, 4917))
+    numbers = (0.0,) * len(costs)
+    regression = Regression({}, numbers, ((0.0,) * FEATURES,) * len(costs))
+    group = tuned_group(F16)
+    group = replace(group, kernels=tuple(replace(kernel, costs=costs) for kernel in group.kernels))
+    made = {
+        formula: tuning([replace(group, model=FittedModel(regression, formula=formula))])
+        for formula in (FORMULA - 1, FORMULA)
+    }
+    assert rankings_of_manifest({"t.json": made[FORMULA]}, objects_of(F16), {})[0].costs
+    with pytest.raises(ManifestError, match=f"was fitted to formula {FORMULA - 1}, expected {FORMULA}: "):
+        rankings_of_manifest({"t.json": made[FORMULA - 1]}, objects_of(F16), {})

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from cutlass_aot.errors import CorruptFile, CutlassAotError, SchemaTooNew, TuningError
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.kernels.operands import MAX_EXTENT
 from cutlass_aot.schema.tuning import tuning as tuning_module
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import MAX_EXTENT, Extents
 from cutlass_aot.schema.tuning.tuning import (
     TunedGroup,
     TunedKernel,

@@ -11,6 +11,7 @@ import pytest
 from cutlass_aot import Operand
 from cutlass_aot.errors import LaunchError, OperandError, TuningError
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.kernels.operands import packed
 from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.tuning.gpu import GpuBench
@@ -88,6 +89,23 @@ def test_what_was_not_written_is_wrong() -> None:
     assert outcome.error == math.inf
 
 
+@pytest.mark.parametrize(("scale", "good"), [(1.0, True), (1.5, False)])
+def test_infinities_that_the_reference_has_too_are_right(scale: float, good: bool) -> None:
+    gpu = PretendGpu()
+
+    class Infinite(AxpyKernel):
+        def launch(self, x: Any, out: Any, index: Any, alpha: float) -> None:
+            super().launch(x, out, index, alpha)
+            out[0, 0] = -math.inf
+
+    def infinite(x: Any, out: Any, index: Any, alpha: float) -> Any:
+        found = reference(x, out, index, alpha)
+        found[0, 0] = -math.inf
+        return found
+
+    assert run(gpu, 0, Infinite(gpu, scale=scale), infinite, EXTENTS).good is good  # type: ignore[arg-type]
+
+
 def test_without_a_reference_it_is_timed_alone() -> None:
     gpu = PretendGpu()
     outcome = run(gpu, 0, AxpyKernel(gpu), None, EXTENTS)  # type: ignore[arg-type]
@@ -99,6 +117,16 @@ def test_without_a_reference_it_is_timed_alone() -> None:
     [
         (lambda *_: None, "expected the tensors out, which the kernel writes"),
         (lambda x, *_: (x, x), "the reference returned 2 of Tensor, Tensor"),
+        (
+            lambda x, out, *_: out.to("meta"),
+            "returned a tensor on meta, expected cpu, as its operands",
+        ),
+        (
+            lambda x, out, *_: out @ x,
+            r"function <lambda> \(.*test_reference_run.py:[0-9]+\) failed: RuntimeE",
+        ),
+        (lambda x, *_: x.other, "failed: AttributeError: 'Tensor' object has no attribute 'other'"),
+        (lambda x: x, "failed: TypeError: "),
         (lambda x, *_: x[:1], r"a tensor of shape \(1, 96\), expected \(64, 96\)"),
     ],
 )
@@ -115,10 +143,51 @@ def test_an_element_type_that_torch_has_not_is_refused() -> None:
         run(gpu, 0, AxpyKernel(gpu, operands=operands), None, EXTENTS)  # type: ignore[arg-type]
 
 
+def test_an_operand_that_is_none_is_none_in_both_calls() -> None:
+    gpu = PretendGpu()
+    given: list[Any] = []
+
+    class WithoutLse(AxpyKernel):
+        def launch(self, x: Any, out: Any, lse: Any) -> None:  # type: ignore[override]
+            given.append(lse)
+            out.copy_(x)
+
+    operands = tuple(
+        operand.constraint()
+        for operand in (
+            Operand("x", "f32", ("B", "S")),
+            Operand("out", "f32", ("B", "S"), written=True),
+            Operand("lse", None, ("B", "S"), written=True),
+        )
+    )
+
+    def own(x: Any, out: Any, lse: Any) -> Any:
+        given.append(lse)
+        return x
+
+    outcome = run(gpu, 0, WithoutLse(gpu, operands=operands), own, {"B": 2, "S": 3})  # type: ignore[arg-type]
+    assert outcome.error == 0
+    assert set(given) == {None}
+
+
 def test_extents_are_those_given_and_usual_ones() -> None:
     assert usual_extents(AXPY, {"N": 7}) == {"M": 4096, "N": 7}
     with pytest.raises(OperandError, match="no operand has an extent 'K': expected one of M, N"):
         usual_extents(AXPY, {"K": 1})
+
+
+def test_a_name_that_stands_in_relations_alone_is_an_extent() -> None:
+    operands = tuple(
+        operand.constraint()
+        for operand in (
+            Operand("x", "f32", ("4 * G", "D")),
+            Operand("out", "f32", ("2 * G", "D"), written=True),
+        )
+    )
+    assert [found.shape for found in packed(operands, usual_extents(operands, {"G": 3}))] == [
+        (12, 4096),
+        (6, 4096),
+    ]
 
 
 def test_the_bench_ranks_what_is_right_and_names_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

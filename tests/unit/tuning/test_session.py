@@ -7,11 +7,12 @@ import pytest
 from cutlass_aot.errors import DeviceError, TuningError
 from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernels.operands import extent_names
 from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.tuning import session
-from cutlass_aot.tuning.rotation import is_gemm
-from cutlass_aot.tuning.session import Skipped, own_names, plan, resumed, run
+from cutlass_aot.tuning.rotation import is_plain_gemm
+from cutlass_aot.tuning.session import Skipped, plan, resumed, run
 from tests.support.bundles import designs, entry, write_bundle
 from tests.support.kernels import gemm, operand
 from tests.support.replace import replace
@@ -135,8 +136,8 @@ def test_kernels_of_ones_own_are_measured_by_their_extents_where_there_is_a_refe
     requested = []
 
     def problems(operands):
-        requested.append(own_names(operands))
-        return [SMALL] if is_gemm(operands) else [own]
+        requested.append(extent_names(operands))
+        return [SMALL] if is_plain_gemm(operands) else [own]
 
     jobs, notes = plan(opened, {}, problems, (9, 0), {"norm": max})
     assert notes == []
@@ -147,7 +148,7 @@ def test_kernels_of_ones_own_are_measured_by_their_extents_where_there_is_a_refe
     assert requested == [["L", "M", "K", "N"], ["T", "H"]]
     _, (note,) = plan(opened, {}, problems, (9, 0))
     assert note.endswith("cannot be checked; its author can declare a reference function")
-    _, (note,) = plan(opened, {}, lambda operands: [SMALL] * is_gemm(operands), (9, 0), {"norm": max})
+    _, (note,) = plan(opened, {}, lambda operands: [SMALL] * is_plain_gemm(operands), (9, 0), {"norm": max})
     assert note.endswith("no problem has its extents, T, H")
 
 
@@ -155,7 +156,7 @@ def test_more_than_four_extents_are_too_many_to_tell_problems_apart(tmp_path):
     operands = tuple(replace(operand(name), extents=("A", "B", "C", "D", "E")) for name in ("a", "out"))
     kernel = replace(gemm(operation="norm"), operands=operands)
     opened = open_bundle(write_bundle(tmp_path, [kernel]), check=False)
-    with pytest.raises(TuningError, match="5 extents tell its problems apart, and at most 4 can"):
+    with pytest.raises(TuningError, match="tuned times do not tell its problems apart by E, as they do by"):
         plan(opened, {}, lambda _: [SMALL], (9, 0), {"norm": max})
 
 
