@@ -14,7 +14,12 @@ from cutlass_aot.bundle.replace import create, disk_error, make_folders, replace
 from cutlass_aot.bundle.sbom import BILL_FOLDER, BILL_NAME, bill_of_materials, most_bytes
 from cutlass_aot.bundle.verify.verified import VerifiedBundle
 from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
-from cutlass_aot.runtime.files.verified_read import manifest_bytes, parse_manifest, read_file
+from cutlass_aot.runtime.files.verified_read import (
+    MAX_MANIFEST_BYTES,
+    manifest_bytes,
+    parse_manifest,
+    read_file,
+)
 from cutlass_aot.schema.bundles.catalog import (
     CATALOG_NAME,
     MANIFEST_NAME,
@@ -187,6 +192,11 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
     add(f"{BILL_FOLDER}/{BILL_NAME}", bill, most_bytes(len(kernels) + len(requests)))
     _check_bounds(plan, references)
     manifest = manifest_to_bytes(references)
+    if len(manifest) > MAX_MANIFEST_BYTES:
+        raise BundleError(
+            f"{MANIFEST_NAME} of bundle {plan.name!r} would have {len(manifest)} bytes, at most "
+            f"{MAX_MANIFEST_BYTES} can be read: build several bundles, e.g. one a target"
+        )
     bundle = VerifiedBundle(output, manifest, references, catalog, tuple(plan.groups), tuple(plan.rankings))
     return bundle, {**sources, MANIFEST_NAME: manifest}
 

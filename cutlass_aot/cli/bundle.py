@@ -113,7 +113,8 @@ registry_options = together(
         multiple=True,
         metavar="HOST[:PORT]",
         callback=_hosts,
-        help="Another host that the password for the registry may be sent to; repeatable.",
+        help="Another host that the password for the registry may be sent to; repeatable. With --plain-http, "
+        "whoever alters the registry's answers gets it.",
     ),
 )
 

@@ -711,3 +711,16 @@ def test_a_killed_writer_leaves_a_bundle_and_the_next_one_clears_up(small, tmp_p
     assert read_catalog(out).version == "0.3.0"
     assert verify_bundle(out) == []
     assert set(left_behind(out)) == foreign
+
+
+def test_a_manifest_that_no_reader_takes_is_not_put_in_the_place_of_another(small, out, monkeypatch):
+    write_bundle(small, out)
+    before = manifest_to_bytes(read_manifest(out))
+    monkeypatch.setattr(write, "MAX_MANIFEST_BYTES", len(before))
+    write_bundle(replace(small, version="2"), out)
+    monkeypatch.setattr(write, "MAX_MANIFEST_BYTES", len(before) - 1)
+    with pytest.raises(
+        BundleError, match=rf"would have {len(before)} bytes, at most {len(before) - 1} can be"
+    ):
+        write_bundle(replace(small, version="3"), out)
+    assert read_catalog(out).version == "2"
