@@ -11,7 +11,7 @@ from typing import Any
 from cutlass_aot.schema.versions import release
 
 DISTRIBUTION = "cutlass-aot"
-# Name, extras, versions, marker: "torch>=2.6 ; extra == 'build'".
+# Name, extras, versions, marker: "torch>=2.11 ; extra == 'build'".
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?")
 _BUILD_MARKER = re.compile(r"""\s*extra\s*==\s*['"]build['"]\s*""")
 _CLAUSE = re.compile(r"\s*(==|>=|<)\s*([^\s,]+)\s*")

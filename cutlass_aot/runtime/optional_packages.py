@@ -13,13 +13,13 @@ LOWER_BOUNDS = {
     "cryptography": "38",
     "distributed": "2024.1",
     "fsspec": "2024.2",
-    "jax": "0.7.2",
+    "jax": "0.9.1",
     "jax-tvm-ffi": "0.1.3",
     "numpy": "1.26",
     "oras": "0.2.43",
-    "requests": "2.32",
+    "requests": "2.32.2",
     "rich": "13",
-    "torch": "2.6",
+    "torch": "2.11",
     "urllib3": "2.2",
 }
 """The oldest releases that will do, by distribution, as ``pyproject.toml`` has them: a test compares."""

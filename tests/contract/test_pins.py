@@ -1,4 +1,4 @@
-"""What `make bundle` installs is pinned, and all of it but torch is checked against hashes."""
+"""What `make bundle` installs is pinned and, but for torch, checked against hashes; bounds are tested."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from packaging.version import Version
 
 from tests.support.paths import REPOSITORY
 from tools.check.hashes import NOT_HASHED, is_taken, releases
-from tools.check.lower_bounds import tables
+from tools.check.lower_bounds import CASES, requirements, tables
 
 CONSTRAINTS = releases((REPOSITORY / "constraints.txt").read_text())
 HASHES = (REPOSITORY / "hashes.txt").read_text()
+RUN_ON_GPUS = {"torch": "2.11", "triton": "3.6"}
+"""Too large for an environment of its own; the results on GPUs have these releases."""
 INSTALLED_BY_HAND = {"pip", "cutlass-aot", *NOT_HASHED}
 
 
@@ -58,6 +60,20 @@ def test_what_the_project_asks_for_is_pinned(table: str) -> None:
         if requirement.marker is None or requirement.marker.evaluate({"extra": table}):
             name = canonicalize_name(requirement.name)
             assert requirement.specifier.contains(Version(pinned[name])), f"{requirement}: {pinned[name]}"
+
+
+@pytest.mark.parametrize("table", sorted(tables()))
+def test_every_lower_bound_is_a_release_that_was_tested(table: str) -> None:
+    """By a case of the tool, on a GPU, or as the lowest release that is pinned: every test runs with that."""
+    in_cases = {requirement.name for case in CASES for requirement in requirements(case)}
+    for requirement in tables()[table]:
+        (bound,) = [item.version for item in requirement.specifier if item.operator in (">=", "==")]
+        name = canonicalize_name(requirement.name)
+        if name in RUN_ON_GPUS:
+            assert bound == RUN_ON_GPUS[name], requirement
+        elif requirement.name not in in_cases:
+            pinned = [Version(pin.version) for pin in CONSTRAINTS if canonicalize_name(pin.name) == name]
+            assert Version(bound) == min(pinned), requirement
 
 
 @pytest.mark.parametrize(

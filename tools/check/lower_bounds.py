@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -32,11 +31,12 @@ _RUNNER = ("pytest", "pytest-xdist", "hypothesis", "jsonschema", "filelock", "py
 
 
 class Case(NamedTuple):
-    """Extras that are installed together at their bounds, and the tests that use them."""
+    """What is installed together at its bounds, beside the runtime side, and the tests that use it."""
 
     extras: tuple[str, ...]
     tests: tuple[str, ...]
-    beside: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    """Names of more requirements, of any table."""
 
 
 CASES = (
@@ -53,6 +53,12 @@ CASES = (
     Case(("remote",), ("tests/unit/store/test_upstream.py",)),
     Case(("oci", "sign"), ("tests/unit/bundle/oci",)),
     Case(("dask",), ("tests/unit/builder/test_dask_executor.py",)),
+    Case(("jax",), ("tests/unit/runtime/test_jax.py",)),
+    Case(
+        (),
+        ("tests/unit/cli/test_progress.py", "tests/unit/cli/test_report_page.py"),
+        requirements=("jinja2", "rich"),
+    ),
 )
 
 
@@ -73,20 +79,25 @@ def at_bound(requirement: Requirement) -> str | None:
     return f"{requirement.name}{extras}=={bound}"
 
 
-def run(case: Case, folder: Path) -> tuple[list[str], str, float]:
-    """Install and test; returns what was installed, the last line of the tests, and seconds."""
+def requirements(case: Case) -> list[Requirement]:
+    """What a case installs, without what those need."""
     own = tables()
-    installed = [
-        text for name in ("", *case.extras) for item in own[name] if (text := at_bound(item)) is not None
-    ]
-    start = time.monotonic()
+    found = [item for name in ("", *case.extras) for item in own[name]]
+    for name in case.requirements:
+        found.append(next(item for table in own.values() for item in table if item.name == name))
+    return found
+
+
+def run(case: Case, folder: Path) -> tuple[list[str], str]:
+    """Install and test; returns what was installed, and the last line of the tests."""
+    installed = [text for item in requirements(case) if (text := at_bound(item)) is not None]
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = os.fspath(folder / "bin/python")
-    install = [python, "-m", "pip", "install", "--quiet", *installed, *case.beside, *_RUNNER]
+    install = [python, "-m", "pip", "install", "--quiet", *installed, *_RUNNER]
     done = subprocess.run(install, capture_output=True, text=True, check=False)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        return installed, (errors or ["not installed"])[0], time.monotonic() - start
+        return installed, (errors or ["not installed"])[0]
     test = [
         python,
         "-m",
@@ -106,22 +117,22 @@ def run(case: Case, folder: Path) -> tuple[list[str], str, float]:
     result = (
         re.sub(r" in [0-9.]+s.*", "", lines[-1]).strip("= ") if lines else f"exit status {done.returncode}"
     )
-    return installed, result, time.monotonic() - start
+    return installed, result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns 1 if a bound does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="the case with this extra alone")
+    parser.add_argument("--only", help="the cases with this extra or requirement alone")
     given = parser.parse_args(arguments)
     print(f"Python {platform.python_version()}, {platform.machine()}\n")
     print("| installed | tests | result |\n|---|---|---|", flush=True)
     failed = False
     for case in CASES:
-        if given.only is not None and given.only not in (case.extras or ("",)):
+        if given.only is not None and given.only not in (*case.extras, *case.requirements):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            installed, result, _ = run(case, Path(folder) / "env")
+            installed, result = run(case, Path(folder) / "env")
         failed = failed or "passed" not in result or "failed" in result or "error" in result
         print(f"| {', '.join(installed)} | {', '.join(case.tests)} | {result} |", flush=True)
     return 1 if failed else 0

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "cutlass-aot"
 
-# "jax>=0.7.2; (python_version >= '3.11') and extra == 'jax'".
+# "jax>=0.9.1; (python_version >= '3.11') and extra == 'jax'".
 _REQUIREMENT = re.compile(r"([^;]+?)\s*;(.*)\bextra\s*==\s*['\"]([^'\"]+)['\"]\s*\)?\s*", re.DOTALL)
 
 

@@ -432,7 +432,7 @@ def test_without_torch_the_reason_is_told(run, here, driver, monkeypatch):
     assert errors.startswith(
         "error: measuring on a GPU needs the package torch, which cannot be imported here ("
     )
-    assert errors.endswith("pip install 'torch>=2.6'\n")
+    assert errors.endswith("pip install 'torch>=2.11'\n")
     assert not (here / "build").exists()
 
 

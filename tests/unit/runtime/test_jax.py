@@ -191,4 +191,4 @@ def test_where_jax_is_not_installed_the_import_says_how_to():
         "try: import cutlass_aot.jax\nexcept ImportError as error: print(error)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.endswith(": pip install 'jax>=0.7.2'\n")
+    assert result.stdout.endswith(": pip install 'jax>=0.9.1'\n")

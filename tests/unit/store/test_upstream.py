@@ -372,7 +372,9 @@ def test_nothing_that_a_server_alters_is_taken(other, tmp_path, told, how):
 def test_what_is_damaged_there_is_replaced(other, tmp_path, told, victim):
     path = other.root / victim
     good = path.read_bytes()
-    path.write_bytes(good[:-5] + bytes([good[-5] ^ 1]) + good[-4:])
+    # In the middle, where the contents stand: zstd 1.5.5 and older ignore some bits at the end of a block.
+    middle = len(good) // 2
+    path.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
     with served(other.root) as (url, _):
         store = store_with(tmp_path, url, told)
         assert store.get_record("kernel", KEY) is None
