@@ -115,7 +115,9 @@ def wheels(tmp_path_factory):
     install(source, site, root)
     manifest = root / "axpy.toml"
     table = '\n[[kernels]]\ngenerator = "column_scale"\noperation = "column_scale"\n'
-    manifest.write_text((source / "axpy.toml").read_text().replace(', "sm_100a"]', ']\ndevice = "h200"') + table)
+    manifest.write_text(
+        (source / "axpy.toml").read_text().replace(', "sm_100a"]', ']\ndevice = "h200"') + table
+    )
     run("-m", "cutlass_aot", "build", manifest, path=site, cwd=root)
     run("-m", "cutlass_aot", "wheel", "build/bundles/axpy", "-o", root / "wheels", path=site, cwd=root)
     return root
