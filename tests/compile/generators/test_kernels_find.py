@@ -160,7 +160,7 @@ def test_a_bundle_finds_what_the_pages_say_and_nothing_else(bundle, data):
         found = bundle.find(*given_operands, **options)
         assert [dict(handle.kernel.parameters) for handle in found] == [parameters]
     else:
-        with pytest.raises(KernelNotFound, match="Nearest is|it has kernels of "):
+        with pytest.raises(KernelNotFound, match=r"Nearest is|it has kernels of "):
             bundle.find(*given_operands, **options)
 
 
@@ -199,5 +199,5 @@ def test_a_bundle_finds_tf32_for_tf32(bundle, data):
         found = bundle.find(*descriptions, target="sm_90a")
         assert {handle.kernel.generator for handle in found} == {"tf32_gemm"}
     else:
-        with pytest.raises(KernelNotFound, match="Nearest is|it has kernels of "):
+        with pytest.raises(KernelNotFound, match=r"Nearest is|it has kernels of "):
             bundle.find(*descriptions, target="sm_90a")
