@@ -34,19 +34,6 @@ class Installed(NamedTuple):
         return {str(path.parent) for path in self.files.values()}
 
 
-def _advice(name: str) -> str:
-    """How to come by a distribution; one that building needs comes with all that building needs."""
-    from cutlass_aot.runtime.machine.installation import DISTRIBUTION, command_for
-
-    try:
-        needed = metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        needed = []
-    if any(requirement.startswith(name) for requirement in needed):
-        return f"install it with: {command_for('build')}"
-    return "install it, or name it as `pip list` does"
-
-
 def installed(name: str) -> Installed:
     """Find the files of a distribution.
 
@@ -56,7 +43,9 @@ def installed(name: str) -> Installed:
     try:
         found = metadata.distribution(name)
     except (metadata.PackageNotFoundError, ValueError):
-        raise GeneratorError(f"distribution {name!r} is not installed: {_advice(name)}") from None
+        raise GeneratorError(
+            f"distribution {name!r} is not installed: install it, or name it as `pip list` does"
+        ) from None
     project = _editable_project(found)
     if project is not None:
         files = {path.relative_to(project).as_posix(): path for path in _sources(project)}

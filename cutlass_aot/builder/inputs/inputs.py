@@ -166,19 +166,21 @@ def load_inputs(manifest_path: Path, store: Path, *, linkers: bool) -> Inputs:
         devices = {
             target: load_profile(name, manifest_path.parent) for target, name in manifest.devices.items()
         }
+        # First: where nothing of the build side is installed, no generator can say it as well.
+        compiler = detect_compiler(files)
         sources = planning.load_sources(manifest, files)
         model = ranking.find_model(manifest, sources, devices)
-        tools = _tools(sources, manifest.hosts if linkers else (), files)
+        tools = _tools(compiler, sources, manifest.hosts if linkers else (), files)
     return Inputs(manifest, devices, model, tools, files)
 
 
 def load_tools(generators: set[str], hosts: tuple[str, ...], store: Path) -> tuple[Tools, Files]:
     """Find the tools for the kernels of some generators."""
     files = remembered_files(store)
-    return _tools(planning.find_sources(generators, files), hosts, files), files
+    return _tools(detect_compiler(files), planning.find_sources(generators, files), hosts, files), files
 
 
-def _tools(sources: Sources, hosts: tuple[str, ...], files: Files) -> Tools:
+def _tools(compiler: CompilerToolchain, sources: Sources, hosts: tuple[str, ...], files: Files) -> Tools:
     linkers = {host: LinkToolchain.detect(host) for host in hosts}
     for linker in linkers.values():
         files.digest(linker.zig)
@@ -188,7 +190,7 @@ def _tools(sources: Sources, hosts: tuple[str, ...], files: Files) -> Tools:
             files.digest(path)
     generators = sources.instances.values()
     modules = {m: sha256 for g in generators for m, sha256 in source_digests(g, files.digest).items()}
-    return Tools(sources, detect_compiler(files), own_sources(files), linkers, modules)
+    return Tools(sources, compiler, own_sources(files), linkers, modules)
 
 
 @contextmanager
