@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from cutlass_aot.schema.kernels.cost import GPU_NAMES, names_of, numbers_of
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import extent_names
+from cutlass_aot.schema.words import plural
 
 OWN_MODULES = (
     "cutlass_aot.generators.declared",
@@ -190,7 +192,31 @@ def ask(declared: DeclaredKernel, values: Parameters, constants: Mapping[str, in
         raise GeneratorError(f"{call}: operands {names}: {error}") from None
     if not any(constraint.written for constraint in constraints):
         raise GeneratorError(f"{call}: operands {names}: expected one that is written")
-    return Answer(function, constraints, tuple(rest[0]) if rest else ())
+    answer = Answer(function, constraints, tuple(rest[0]) if rest else ())
+    _check_arguments(call, answer)
+    return answer
+
+
+def _check_arguments(call: str, answer: Answer) -> None:
+    """Refuse a callable that does not take the operands, then the values, then the stream.
+
+    The DSL, which would find it later, knows nothing of the declaration.
+    """
+    try:
+        signature = inspect.signature(answer.function)
+    except (TypeError, ValueError):
+        # It does not say what it takes.
+        return
+    try:
+        signature.bind(*answer.operands, *answer.values, "the stream")
+    except TypeError as error:
+        function = getattr(answer.function, "__name__", type(answer.function).__name__)
+        operands = ", ".join(operand.name for operand in answer.operands)
+        raise GeneratorError(
+            f"{call}: {function}{signature} is given the operands {operands}, then "
+            f"{plural(len(answer.values), 'value')} to compile in, then the stream: {error}; declare what it "
+            "takes, in its order"
+        ) from None
 
 
 def _fits(problem: Problem, kernel: Kernel) -> bool:

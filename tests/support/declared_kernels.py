@@ -56,9 +56,24 @@ def without_parameters() -> Any:
     return compute, [Operand("out", "f32", ("N",), written=True)]
 
 
+def copy(x: Any, out: Any, threads: int, stream: Any) -> None: ...
+
+
 @kernel(
     name="wrong_answers",
-    params={"how": ["text", "no_operands", "twice", "unwritten", "not_operands", "a_number", "a_word"]},
+    params={
+        "how": [
+            "text",
+            "no_operands",
+            "twice",
+            "unwritten",
+            "not_operands",
+            "a_number",
+            "a_word",
+            "few",
+            "many",
+        ],
+    },
 )
 def wrong_answers(how: str) -> Any:
     out = Operand("out", "f32", ("N",), written=True)
@@ -70,6 +85,8 @@ def wrong_answers(how: str) -> Any:
         "not_operands": (compute, ["x"]),
         "a_number": (compute, [out], (4)),
         "a_word": (compute, [out], "fast"),
+        "few": (copy, [out], (4,)),
+        "many": (copy, [Operand("x", "f32", ("N",)), out], (4, 8)),
     }[how]
 
 

@@ -249,6 +249,14 @@ def test_it_answers_problems_that_describe_its_operands_and_no_others():
         ("not_operands", "a list of cutlass_aot.Operand"),
         ("a_number", r"a tuple of values .* got int 4: a tuple of one value is written \(value,\)"),
         ("a_word", "a tuple of values .* got str 'fast'"),
+        (
+            "few",
+            "given the operands out, then 1 value to compile in, .* missing a required argument: 'stream'",
+        ),
+        (
+            "many",
+            "given the operands x, out, then 2 values .* too many positional arguments; declare what it",
+        ),
     ],
 )
 def test_what_a_function_returns_is_looked_at(how, problem):
