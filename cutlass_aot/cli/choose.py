@@ -89,7 +89,7 @@ def command(
         problem, named = gemm.by_name, str(gemm)
     found, refused = _choices(opened, problem, gpu, filters_given(filters), own=bool(extents))
     if not found:
-        reasons = few([f"{name}: {reason}" for name, reason in refused.items()], 4)
+        reasons = few([f"{name}: {reason}" for name, reason in refused.items()], 4) if refused else ""
         kind = "kernel" if extents else "GEMM"
         raise KernelNotFound(
             f"{opened.name} has no {kind} for {named}: {reasons or f'no {kind} matches the filters'}"

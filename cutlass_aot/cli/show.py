@@ -29,7 +29,8 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
     """Show one kernel of BUNDLE: operands and design, or the request that it answers; what the compiler made
     of it, where it comes from, and by what measurements kernels of its group are chosen.
 
-    KERNEL is a name, or the beginning of a name or digest that one kernel has; a request's digest will do.
+    KERNEL is a name as ls prints it, or the beginning of a name or digest that one kernel has; a request's
+    digest will do.
     """
     from cutlass_aot.runtime.bundle import open_bundle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,6 +74,7 @@ def command(
     from cutlass_aot.generators.protocol import Problem
     from cutlass_aot.generators.registry import import_plugin, named
     from cutlass_aot.manifest.filters import DesignFilter
+    from cutlass_aot.tuning.reference_run import usual_extents
 
     filters = [DesignFilter(name, (pattern,)) for name, pattern in pairs_given(where, "--where")]
     sizes = extents_given(extents)
@@ -86,9 +88,11 @@ def command(
     problem = Problem(operation, tuple(filter(None, dtypes.split("."))), layouts, accumulator)
     with temporary_folder("try") as folder:
         tried = try_kernel(reference, problem, chosen, filters, folder, timeout=timeout)
+        # Also where nothing runs: a name that the kernel does not have is refused.
+        named_extents = usual_extents(tried.kernel.operands, sizes)
         outcome: Outcome | None = None
         if capability is not None:
-            outcome, missing = _run(tried, generator, sizes, gpu, capability)
+            outcome, missing = _run(tried, generator, named_extents, gpu, capability)
     if as_json:
         print_json(_record(tried, outcome, missing))
     else:
@@ -110,23 +114,28 @@ def _capability(gpu: int) -> tuple[tuple[int, int] | None, str]:
 
 
 def _run(
-    tried: TriedKernel, generator: Generator, sizes: dict[str, int], gpu: int, capability: tuple[int, int]
+    tried: TriedKernel,
+    generator: Generator,
+    extents: Mapping[str | int, int],
+    gpu: int,
+    capability: tuple[int, int],
 ) -> tuple[Outcome | None, str]:
     """What a run on the GPU gave; None if it was not run, with the reason."""
     from cutlass_aot.errors import TuningError
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.schema.targets import Target
     from cutlass_aot.tuning.gpu import import_torch
-    from cutlass_aot.tuning.reference_run import run, usual_extents
+    from cutlass_aot.tuning.reference_run import run
 
-    if tried.problems or not Target.parse(tried.kernel.target).runs_on(capability):
+    if tried.problems:
+        return None, "not with what is wrong with it"
+    if not Target.parse(tried.kernel.target).runs_on(capability):
         return None, f"GPU {gpu} has compute capability {capability[0]}.{capability[1]} and cannot run it"
     try:
         torch = import_torch(gpu)
     except (TuningError, DeviceError) as error:
         return None, str(error)
     (handle,) = open_bundle(tried.bundle).kernels()
-    extents = usual_extents(handle.group.operands, sizes)
     sizes_used = ", ".join(f"{name} = {extent}" for name, extent in extents.items()) or "its operands"
     try:
         with torch.cuda.device(gpu):

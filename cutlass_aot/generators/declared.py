@@ -213,7 +213,7 @@ def _check_arguments(call: str, answer: Answer) -> None:
         function = getattr(answer.function, "__name__", type(answer.function).__name__)
         operands = ", ".join(operand.name for operand in answer.operands)
         raise GeneratorError(
-            f"{call}: {function}{signature} is given the operands {operands}, then "
+            f"{call}: {function}({', '.join(signature.parameters)}) is given the operands {operands}, then "
             f"{plural(len(answer.values), 'value')} to compile in, then the stream: {error}; declare what it "
             "takes, in its order"
         ) from None

@@ -251,7 +251,7 @@ class Bundle:
         return matching([h for group in groups for h in self._finder.handles(group)], filters)
 
     def kernel(self, name: str) -> KernelHandle:
-        """The kernel with this name, or whose name or digest begins with it.
+        """The kernel with this name, or whose name begins or ends with it, or whose digest begins with it.
 
         Raises:
             BundleError: if there is none, or more than one.

@@ -124,19 +124,22 @@ def _several(patterns: str | Sequence[str]) -> Sequence[str]:
     return (patterns,) if isinstance(patterns, str) else patterns
 
 
-def _begins(handle: KernelHandle, name: str) -> bool:
-    if handle.name.startswith(name) or handle.digest.startswith(name.lower()):
+def _is_meant(handle: KernelHandle, name: str) -> bool:
+    # The end of a name is what `ls` prints of it, below the name of its group.
+    if handle.name.startswith(name) or handle.name.endswith(f"-{name}"):
+        return True
+    if handle.digest.startswith(name.lower()):
         return True
     return handle.group.requests is not None and str(handle.design["request"]).startswith(name.lower())
 
 
 def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHandle:
-    """The kernel whose name, digest or request's digest is or begins with ``name``."""
+    """The kernel whose name begins or ends with ``name``, or whose or whose request's digest begins so."""
     for handle in handles:
         if name in (handle.name, handle.digest):
             return handle
     # Two groups may both have the kernel of one request.
-    found = list({handle.digest: handle for handle in handles if name and _begins(handle, name)}.values())
+    found = list({handle.digest: handle for handle in handles if name and _is_meant(handle, name)}.values())
     if len(found) == 1:
         return found[0]
     if not found:

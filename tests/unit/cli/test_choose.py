@@ -207,3 +207,9 @@ def test_show_says_what_a_groups_choices_are_known_by(
         "gemm-bf16.bf16.bf16-f32-tnt-sm_90a": f"0 problems, {origin}",
         "gemm-f16.f16.f16-f32-tnt-sm_90a": f"1 problem, {origin}: {ACCURACY}",
     }
+
+
+def test_filters_that_leave_nothing_are_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["choose", str(bundle), "--m", "4", "--n", "64", "--k", "64", "--target", "sm_90"])
+    assert capsys.readouterr().err.endswith("has no GEMM for 4x64x64: no GEMM matches the filters\n")

@@ -162,3 +162,13 @@ def test_the_target_is_the_one_given_to_it_for_or_the_gpus_or_the_first() -> Non
         target_for(generator, "scale_rows", "sm_80", None)
     with pytest.raises(GeneratorError, match="has no operation 'other': expected scale_rows"):
         target_for(generator, "other", None, None)
+
+
+def test_an_extent_that_the_kernel_has_not_is_refused_where_nothing_runs(
+    tried: TriedKernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build_side, "try_kernel", lambda *given, **named: tried)
+    with pytest.raises(SystemExit) as caught:
+        main(["try", "tuned", "--plugin", "tests.support.declared_kernels", "--no-run", "--extent", "K=3"])
+    assert caught.value.code == 1
+    assert "no operand has an extent 'K': expected one of N" in capsys.readouterr().err
