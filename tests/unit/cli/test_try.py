@@ -170,5 +170,5 @@ def test_an_extent_that_the_kernel_has_not_is_refused_where_nothing_runs(
     monkeypatch.setattr(build_side, "try_kernel", lambda *given, **named: tried)
     with pytest.raises(SystemExit) as caught:
         main(["try", "tuned", "--plugin", "tests.support.declared_kernels", "--no-run", "--extent", "K=3"])
-    assert caught.value.code == 1
+    assert caught.value.code == 2
     assert "no operand has an extent 'K': expected one of N" in capsys.readouterr().err
