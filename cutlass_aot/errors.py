@@ -82,8 +82,8 @@ class ExitCode(IntEnum):
         return made
 
     GOOD = 0, "all that was asked for is done, and nothing is wrong"
-    FAILED = 1, "something failed, or what was checked is not good"
-    MISUSED = 2, "wrong use: an option, an argument, a manifest or a name"
+    FAILED = 1, "something failed or was not found, or what was checked is not good"
+    MISUSED = 2, "wrong use: an option or its value, an argument, a manifest, or operands"
     UNTRUSTED = 3, "a bundle that no trusted key has signed"
     INTERRUPTED = 130, "interrupted, from the terminal or by SIGTERM"
 
