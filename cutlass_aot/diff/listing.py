@@ -7,6 +7,7 @@ plan is the output of ``plan --json``.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.runtime.bundle import open_bundle
+from cutlass_aot.runtime.files.regular_file import open_regular
 from cutlass_aot.runtime.files.verified_read import manifest_bytes, read_file, read_manifest
 from cutlass_aot.runtime.installed import directory_of
 from cutlass_aot.schema.encoding import MALFORMED
@@ -101,7 +103,7 @@ def read_listing(named: str) -> Listing:
         expected = "a directory, a report that `build --report` wrote, the output of `plan --json`"
         return _of_bundle(directory_of(named, expected))
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path, follow=True), "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}") from None
