@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import REPOSITORY
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(find_spec("cutlass") is None, reason="the DSL is not installed"),
+]
 
 SOURCE = "soft_cap/soft_cap_kernels/declared.py"
 
