@@ -90,8 +90,13 @@ static double microseconds(const struct selection *selection, const struct kerne
   double step = costs->step * (at_work < 1 ? pow((at_work + 0.15) / 1.15, costs->crowding) : 1);
   if (at_work > 0.5) step *= 1 + costs->pairing;
   if (tiling->blocks_per_sm > 1 && at_work > 1) step *= 1 + costs->sharing;
-  if (fmod(selection->a * k, LINE_BYTES) != 0)
-    step *= 1 + costs->misalignment * (fmod(selection->a * k, SECTOR_BYTES) != 0 ? 1 : WITHIN_A_LINE);
+  if (fmod(selection->a * k, LINE_BYTES) != 0) {
+    double loaded_m = tiling->within ? tiling->cluster_m * fmin(1, m / tiling->block_m) : m / down;
+    double loaded_n = tiling->within ? tiling->cluster_n * fmin(1, n / tiling->block_n) : n / across;
+    double load = costs->misalignment * (loaded_m + loaded_n) / ((double)tiling->cluster_m + tiling->cluster_n);
+    if (fmod(selection->a * k, SECTOR_BYTES) == 0) load *= WITHIN_A_LINE;
+    step *= sqrt(sqrt(1 + load * load * load * load));
+  }
   double compute = whole * (costs->tile + ceil(k / ((double)tiling->depth * tiling->split)) * step);
   double a = selection->a * batch * k, b = selection->b * batch * k;
   double written = selection->out * batch * m * n * (fmod(selection->out * n, SECTOR_BYTES) != 0 ? WRITTEN_MISALIGNED : WRITTEN);

@@ -5,8 +5,9 @@ A kernel's clusters fill the GPU wave after wave; a block computes a tile in ste
     waves   = ceil(clusters / clusters that run at once); of a persistent kernel, see work()
     whole   = waves, less where the last wave is not full and its blocks are faster for it  (tail)
     step    = step * ((share of the GPU at work + 0.15) / 1.15) ^ crowding,
-              longer where two SMs of a pair, or two blocks of an SM, are at work      (pairing, sharing)
-              and where rows begin within a sector or a line of memory                 (misalignment)
+              longer where two SMs of a pair, or two blocks of an SM, are at work      (pairing, sharing),
+              and as long as loading takes, if that is more, where rows begin within
+              a sector or a line of memory                                             (misalignment)
     compute = whole * (tile + steps * step)
     memory  = (bytes read + bytes written, which count for more
                + emptiness * bytes of rows that are not there) / bandwidth,
@@ -48,7 +49,7 @@ _LINE_BYTES = 128
 """What the L2 cache has one tag for. Source: as above."""
 
 _WITHIN_A_LINE = 0.5
-"""Share of ``misalignment`` by which rows that begin within a line, but not within a sector, delay a step."""
+"""What loading rows takes that begin within a line, but not within a sector, as a share of ``misalignment``."""
 
 _WRITTEN, _WRITTEN_MISALIGNED = 1.5, 2.5
 """What a byte that is written counts in bytes that are read; and where rows of the output begin within a
@@ -75,7 +76,8 @@ class Work(NamedTuple):
         at_work: clusters over those that run at once with one block an SM; at most 1.
         paired: 1 if that is above a half, so that both SMs of some pair (TPC) have a block, else 0.
         shared: 1 if an SM has two blocks, else 0.
-        misaligned: 1 if rows along K are not a multiple of 32 bytes, a half if not one of 128, else 0.
+        misaligned: the share of a tile's rows and columns that is there, and so is loaded, if rows along K are
+            not a multiple of 32 bytes; half of it if they are not one of 128; else 0.
         megabytes: of all operands, with what is written counted as in :data:`_WRITTEN`.
         empty: megabytes of rows and columns of tiles that are beyond the operands.
         uneven: most blocks of an SM over their average, less 1, while not all SMs have as many as have room;
@@ -115,6 +117,13 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
     else:
         missing_m, missing_n = down * cluster_m - m, across * cluster_n - n
     a, b, row_a, row_out = bytes_a * batch * k, bytes_b * batch * k, bytes_a * k, bytes_out * n
+    misaligned = 0.0
+    if row_a % _LINE_BYTES:
+        loaded_m = cluster_m * min(1, m / block_m) if within else m / down
+        loaded_n = cluster_n * min(1, n / block_n) if within else n / across
+        misaligned = (loaded_m + loaded_n) / (cluster_m + cluster_n)
+        if not row_a % _SECTOR_BYTES:
+            misaligned *= _WITHIN_A_LINE
     written = batch * m * row_out * (_WRITTEN_MISALIGNED if row_out % _SECTOR_BYTES else _WRITTEN)
     return Work(
         waves,
@@ -123,7 +132,7 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
         at_work if at_work < 1.0 else 1.0,
         1.0 if at_work > 0.5 else 0.0,
         1.0 if blocks_per_sm > 1 and at_work > 1 else 0.0,
-        1.0 if row_a % _SECTOR_BYTES else _WITHIN_A_LINE if row_a % _LINE_BYTES else 0.0,
+        misaligned,
         (a * m + b * n + written) / 1e6,
         (a * missing_m * across + b * missing_n * down) / 1e6,
         _uneven(at_work, blocks_per_sm, blocks),
@@ -146,7 +155,7 @@ def compute_and_memory(costs: Costs, work: Work) -> tuple[float, float]:
     waves, filled, steps, at_work, paired, shared, misaligned, megabytes, empty, uneven = work
     whole = (1 - tail) * filled + tail * waves
     step = step * ((at_work + 0.15) / 1.15) ** crowding * (1 + pairing * paired)
-    step = step * (1 + sharing * shared) * (1 + misalignment * misaligned)
+    step = step * (1 + sharing * shared) * (1 + (misalignment * misaligned) ** 4) ** 0.25
     memory = (megabytes + emptiness * empty) / bandwidth * 1e3
     return whole * (tile + steps * step), memory * (1 + unevenness * uneven)
 

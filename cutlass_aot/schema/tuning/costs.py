@@ -13,7 +13,7 @@ from cutlass_aot.schema.codec import row, within
 from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.targets import Target
 
-FORMULA = 2
+FORMULA = 3
 """Version of the cost model's formula, by which constants are fitted: raise it with every change of
 :mod:`cutlass_aot.runtime.selection.cost_model` that gives another time for the same constants."""
 
@@ -78,7 +78,8 @@ class Costs(NamedTuple):
         crowding: exponent by which a step is faster when few SMs are at work.
         pairing: by how much a step takes longer, as a share, where both SMs of a pair are at work.
         sharing: the same where two blocks are on an SM.
-        misalignment: the same where rows along K are not a multiple of 32 bytes.
+        misalignment: what loading a whole tile takes, as a share of a step, where rows along K are not a multiple
+            of 32 bytes; the longer of the two counts.
         tail: weight of whole waves against the share of the GPU that clusters fill, from 0 to 1.
         bandwidth: GB/s of reading operands and writing the output.
         emptiness: bytes of the device memory for each byte that tiles have beyond the operands.
@@ -159,7 +160,7 @@ def derivation(input_bits: int, target: str, machine: Machine) -> Derivation:
         crowding=0.2,
         pairing=pairing,
         sharing=0.9,
-        misalignment=0.3,
+        misalignment=1.2,
         tail=0.9,
         bandwidth=0.8 * machine.memory_bandwidth,
         emptiness=0.5,
