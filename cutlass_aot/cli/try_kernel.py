@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutlass_aot.cli.options import extent_option, extents_given, json_option, pairs_given, plugin_option
+from cutlass_aot.cli.options import (
+    extent_option,
+    extents_given,
+    gpu_number_option,
+    json_option,
+    pairs_given,
+    plugin_option,
+)
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import DeviceError
@@ -37,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option("--layouts", default="", help="Layout letters of the operands, such as ttt.")
 @click.option("--accumulator", default="", help="Element type of the accumulator.")
-@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
+@gpu_number_option
 @click.option("--no-run", is_flag=True, help="Compile alone, also where there is a GPU.")
 @click.option(
     "--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds it may take."

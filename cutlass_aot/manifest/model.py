@@ -19,6 +19,7 @@ from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, KNOWN_TARGETS
 from cutlass_aot.schema.versions import release
 
+TOP_KEYS = ("bundle", "kernels", "known_bad", "plugins", "programs", "recordings", "select")
 BUNDLE_KEYS = ("name", "version", "targets", "hosts", "device")
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.ASCII)
 
@@ -87,15 +88,11 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 
 
 def _parse(document: dict[str, Any], path: Path) -> Manifest:
-    known(
-        document,
-        ("bundle", "kernels", "known_bad", "plugins", "programs", "recordings", "select"),
-        "the top level",
-    )
+    known(document, TOP_KEYS, "the top level", dict.fromkeys(BUNDLE_KEYS, "into [bundle]"))
     bundle = document.get("bundle")
     if not isinstance(bundle, dict):
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
-    known(bundle, BUNDLE_KEYS, "[bundle]")
+    known(bundle, BUNDLE_KEYS, "[bundle]", dict.fromkeys(TOP_KEYS, "above [bundle], at the top level"))
     name = check_name(text(bundle, "name", "bundle"))
     version = check_version(text(bundle, "version", "bundle", "0.1.0"))
     targets = words(bundle, "targets", "bundle", KNOWN_TARGETS)

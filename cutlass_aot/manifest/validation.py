@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.words import did_you_mean
+from cutlass_aot.schema.words import closest, did_you_mean
 
 
 def unknown(where: str, found: object, allowed: Sequence[str]) -> str:
@@ -14,13 +14,16 @@ def unknown(where: str, found: object, allowed: Sequence[str]) -> str:
     return f"{where}: unknown {found!r}: expected one of {', '.join(allowed)}{did_you_mean(found, allowed)}"
 
 
-def known(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    """Refuse keys that are not ``allowed``."""
+def known(
+    table: Mapping[str, Any], allowed: Sequence[str], where: str, elsewhere: Mapping[str, str] | None = None
+) -> None:
+    """Refuse keys that are not ``allowed``; ``elsewhere`` says of keys of other places where they belong."""
     for key in table:
         if key not in allowed:
+            place = (elsewhere or {}).get(key)
             raise ManifestError(
                 f"unknown key {key!r} in {where}: expected one of {', '.join(allowed)}"
-                + did_you_mean(key, allowed)
+                + (f"; {key!r} belongs {place}" if place else did_you_mean(key, allowed))
             )
 
 
@@ -43,7 +46,9 @@ def text(table: Mapping[str, Any], key: str, where: str, default: str | None = N
     value = table.get(key, default)
     if not isinstance(value, str) or not value:
         found = "missing" if value is None else repr(value)
-        raise ManifestError(f"{where}.{key}: {found}, expected text")
+        written = closest(key, table) if value is None else None
+        misspelt = f"; {written!r} may be meant for it" if written else ""
+        raise ManifestError(f"{where}.{key}: {found}, expected text{misspelt}")
     return value
 
 

@@ -710,6 +710,8 @@ def test_a_bundle_whose_formula_cannot_be_used_is_corrupt(tmp_path, cost):
     ("cost", "problem"),
     [
         ("N / unknown", "'unknown' is none of the extents"),
+        ("N / tread", "sm_mhz, threads, wide; did you mean 'threads'"),
+        ("N / sm_cnt", "; did you mean 'sm_count'"),
         ("dtype + 1", "'dtype' is none of the extents"),
         ("N +", r"cost: in `cost = N \+`: not a statement"),
         ("max(N, threads)", "unknown function 'max'"),
