@@ -25,7 +25,7 @@ from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.filters import DesignFilter
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target
+from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target, target_meant
 from cutlass_aot.schema.words import did_you_mean, few, size
 from cutlass_aot.store.store import Store
 
@@ -169,7 +169,7 @@ def target_for(
         if explicit not in targets:
             raise GeneratorError(
                 f"kernel {generator.name!r} is for {', '.join(targets)}, not for {explicit}"
-                + did_you_mean(explicit, targets)
+                + target_meant(explicit, targets)
             )
         return explicit
     if capability is None:

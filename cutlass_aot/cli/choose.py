@@ -97,7 +97,7 @@ def command(
         kind = "kernel" if extents else "GEMM"
         reasons = few([f"{reason} ({few(names, 2)})" for reason, names in refused.items()], 4, separator="; ")
         if not refused:
-            reasons = f"no {kind} matches the filters"
+            reasons = f"no {kind} matches the filters{_present(opened, filters_given(filters))}"
         raise KernelNotFound(f"{opened.name} has no {kind} for {named}: {reasons}")
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])
@@ -163,6 +163,16 @@ def _choices(
             (choice.kernel.digest, tuple(operand.dtype for operand in operands)), (group, choice)
         )
     return list(found.values()), refused
+
+
+def _present(bundle: Bundle, filters: Mapping[str, list[str]]) -> str:
+    """What a bundle has of what filters that match nothing ask for."""
+    from cutlass_aot.runtime.opened.filters import values
+
+    kernels = bundle.kernels()
+    there = {name: few([value or "''" for value in values(kernels, name)], 6) for name in filters}
+    shown = "; ".join(f"--{name}: {text}" for name, text in there.items())
+    return f"; it has {shown}" if shown else ""
 
 
 def _other_extents(names: Sequence[str | int], given: Mapping[Any, int]) -> str:

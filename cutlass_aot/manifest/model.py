@@ -16,7 +16,7 @@ from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
 from cutlass_aot.manifest.validation import known, strings, text, words
 from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME
-from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, KNOWN_TARGETS
+from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, KNOWN_TARGETS, target_meant
 from cutlass_aot.schema.versions import release
 
 TOP_KEYS = ("bundle", "kernels", "known_bad", "plugins", "programs", "recordings", "select")
@@ -95,7 +95,7 @@ def _parse(document: dict[str, Any], path: Path) -> Manifest:
     known(bundle, BUNDLE_KEYS, "[bundle]", dict.fromkeys(TOP_KEYS, "above [bundle], at the top level"))
     name = check_name(text(bundle, "name", "bundle"))
     version = check_version(text(bundle, "version", "bundle", "0.1.0"))
-    targets = words(bundle, "targets", "bundle", KNOWN_TARGETS)
+    targets = words(bundle, "targets", "bundle", KNOWN_TARGETS, meant=target_meant)
     hosts = words(bundle, "hosts", "bundle", tuple(HOSTS), DEFAULT_HOSTS)
     programs = parse_programs(document.get("programs", []), targets)
     recordings = parse_recordings(document.get("recordings", []))

@@ -28,8 +28,8 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.design import DesignValue, is_value
-from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
-from cutlass_aot.schema.words import did_you_mean, few
+from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, target_meant
+from cutlass_aot.schema.words import few
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import Launch
@@ -260,7 +260,7 @@ class DeclaredKernel:
             if target not in KNOWN_TARGETS:
                 raise self._refusal(
                     f"unknown target {target!r}: expected some of {', '.join(KNOWN_TARGETS)}"
-                    + did_you_mean(target, KNOWN_TARGETS)
+                    + target_meant(target, KNOWN_TARGETS)
                 )
         if not self.targets:
             raise self._refusal(f"no targets: expected some of {', '.join(KNOWN_TARGETS)}")

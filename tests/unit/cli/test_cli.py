@@ -418,6 +418,7 @@ def test_sizes_and_plurals_read_well():
         (("try", "swiglu", "--no-run"), "swiglu_fp8"),
         (("check", "swiglu_fp16"), "swiglu_fp8"),
         (("try", "swiglu_fp8", "--no-run", "--target", "sm_90"), "sm_90a"),
+        (("check", "swiglu_fp8", "--target", "sm90a"), "sm_90a"),
         (("show", "BUNDLE", "gemn-"), "gemm-"),
         (("doctor", "smal", "--json"), "small"),
         (("installed", "smal"), "small"),
