@@ -256,8 +256,9 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
     planned, recipe = shards[0].planned, shards[0].planned.recipe
     linkers = {host: LinkToolchain.detect(host) for host in recipe.hosts}
     _check_same_builder(planned.origins, linkers)
-    store, bundle = Store(store_path), output / recipe.name
+    bundle = output / recipe.name
     check_output(bundle)
+    store = Store(store_path)
     kernels = planned.selection.kernels
     with (
         store.workspace() as workspace,

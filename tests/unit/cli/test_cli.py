@@ -115,7 +115,10 @@ def test_wrong_use_exits_with_2(run, arguments, message):
 def test_a_bad_manifest_exits_with_2_and_leaves_nothing(run, tmp_path):
     manifest = tmp_path / "m.toml"
     manifest.write_text('[bundle]\nname = "x"\ntargets = ["sm_91"]\ndevice = "h200"\n')
-    status, _, errors = run("build", manifest, "--store", tmp_path / "store", "--out", tmp_path / "out")
+    status, _, errors = run(
+        *("build", manifest, "--store", tmp_path / "store", "--out", tmp_path / "out"),
+        *("--report", tmp_path / "pages" / "page.html"),
+    )
     assert status == 2
     assert errors.startswith(f"error: {manifest}: bundle.targets: unknown 'sm_91'")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.toml"]

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.records import Failure
+from cutlass_aot.bundle.replace import check_folder
 from cutlass_aot.cli.output.report import charts
 from cutlass_aot.cli.output.report.about import About
 from cutlass_aot.cli.output.report.collect import BuildFacts, Collector, KernelFacts
@@ -245,15 +246,13 @@ def seconds_text(seconds: float) -> str:
 
 
 def _check_place(path: Path) -> None:
-    """Refuse, before a long build, a place that cannot be written."""
+    """Refuse, before a long build, a place that cannot be written; nothing is made there yet."""
     if path.is_dir():
         raise _unwritable(path, "it is a directory")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        check_folder(path.absolute().parent)
     except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from None
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise _unwritable(path, "its directory cannot be written")
+        raise _unwritable(path, f"{error.filename}: {error.strerror or error}") from None
 
 
 def _unwritable(path: Path, why: str) -> ReportError:
