@@ -134,7 +134,7 @@ def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
     difference = explain(inputs, store)
     selection = planning.load_selection(store, inputs.plan_digest) if store else None
     if selection is None:
-        with inputs.tools.pool(settings.jobs, settings.timeout) as pool:
+        with inputs.tools.pool(settings.jobs, settings.timeout, settings.tell) as pool:
             selection = _enumerate(inputs, settings, pool)
     known = {program: known_recording(program, inputs, store) for program in programs_of(inputs)}
     recorded = take_recordings(inputs, None)
@@ -162,7 +162,7 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
     # naming() covers compilation too: only then may it turn out that a tuning file does not fit.
     with (
         settings.open_store() as store,
-        inputs.tools.pool(settings.jobs, settings.timeout) as pool,
+        inputs.tools.pool(settings.jobs, settings.timeout, settings.tell) as pool,
         naming(manifest_path),
     ):
         selection = _selection(inputs, store, settings, pool)
@@ -232,7 +232,7 @@ def build_chosen(
 ) -> BuildResult:
     """Build a bundle of kernels of some generators; ``choose`` names them, by the pool that compiles them."""
     tools, files = load_tools(generators, recipe.hosts, settings.store)
-    with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout) as pool:
+    with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout, settings.tell) as pool:
         selection = planning.given(choose(pool, tools), tools.compiler.versions["nvidia-cutlass-dsl"])
         planned = _planned(recipe, selection, tools)
         result = _Making(planned, tools, store, settings, pool).bundle(output)

@@ -19,6 +19,18 @@ class Enumerating:
 
 
 @dataclass(frozen=True, slots=True)
+class Importing:
+    """The process that workers are forked from imports the DSL, which takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """It has imported the DSL, after so many seconds; what was begun before goes on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ranking:
     """The heuristic is being asked which kernels are the fastest for ``shapes`` shapes."""
 
@@ -147,8 +159,8 @@ class Finished:
 
 
 Event = (
-    Enumerating | Ranking | Running | Ran | Planned | UpToDate | Started | Compiled | Shared | Failed
-    | Linking | Linked | Notice | Finished
+    Enumerating | Importing | Imported | Ranking | Running | Ran | Planned | UpToDate | Started | Compiled
+    | Shared | Failed | Linking | Linked | Notice | Finished
 )  # fmt: skip
 Listener = Callable[[Event], None]
 """Called with each event as it happens: in the builder's own thread, but a :class:`Notice` in any."""

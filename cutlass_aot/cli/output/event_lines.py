@@ -15,6 +15,8 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 
 NAMES: dict[type[Event], str] = {
     events.Enumerating: "enumerating",
+    events.Importing: "importing",
+    events.Imported: "imported",
     events.Ranking: "ranking",
     events.Running: "running",
     events.Ran: "ran",
@@ -53,6 +55,8 @@ class EventLines:
                 present = len(kernels) - event.missing
                 counts = {"kernels": len(kernels), "missing": event.missing, "present": present}
                 return {**counts, "warnings": list(warnings)}
+            case events.Imported(seconds):
+                return {"seconds": round(seconds, 3)}
             case events.Started(kernel):
                 return self._kernel(kernel)
             case events.Compiled(kernel, artifact) | events.Shared(kernel, artifact):

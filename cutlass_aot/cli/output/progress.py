@@ -46,6 +46,7 @@ class Progress:
     failed: int = 0
     libraries: int = 0
     linked: int = 0
+    _interrupted: tuple[str, float] = ("", 0.0)
     _shared: int = 0
     _begin: float = 0.0
     _running: dict[str, tuple[Kernel, float]] = field(default_factory=dict)
@@ -57,6 +58,11 @@ class Progress:
         match event:
             case events.Enumerating(problems):
                 self._begin_doing(f"enumerating {plural(problems, 'problem')}")
+            case events.Importing():
+                self._interrupted = (self.doing, self.since)
+                self._begin_doing("importing the DSL")
+            case events.Imported():
+                self.doing, self.since = self._interrupted
             case events.Ranking(shapes):
                 self._begin_doing(f"ranking for {plural(shapes, 'shape')}")
             case events.Running(command, target):
@@ -171,7 +177,7 @@ class PlainReport(Notes):
         super().__call__(event)
         self._progress.take(event)
         match event:
-            case events.Enumerating() | events.Ranking() | events.Running():
+            case events.Enumerating() | events.Importing() | events.Ranking() | events.Running():
                 self._say(self._progress.doing)
             case events.Ran(command, target, requests, compiled, failed):
                 made = f"{plural(requests + failed, 'request')}, {compiled} compiled"
