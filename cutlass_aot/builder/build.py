@@ -385,7 +385,8 @@ class _Making:
         planned = planning.against_store(selection, self.planned.keys, self.store)
         if required is not None:
             planned = [item for item in planned if item.key in required]
-        settings.tell(events.Planned(tuple(planned), selection.warnings, selection.tables))
+        before = 0 if settings.retry else sum(bool(item.failed) for item in planned)
+        settings.tell(events.Planned(tuple(planned), selection.warnings, selection.tables, before))
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
         for item in planned:
             if item.artifact is not None:

@@ -65,16 +65,18 @@ class Planned:
     """The plan is made; compiling starts with the kernels that have no artifact.
 
     ``tables`` has the manifest's table that asks for a kernel, by its digest; kernels of programs have none.
+    ``failed_before`` counts the kernels that failed in an earlier build and are not compiled again.
     """
 
     kernels: tuple[PlannedKernel, ...]
     warnings: tuple[str, ...]
     tables: Mapping[str, str] = field(default_factory=dict)
+    failed_before: int = 0
 
     @property
     def missing(self) -> int:
-        """How many kernels the store lacks."""
-        return sum(item.artifact is None for item in self.kernels)
+        """How many kernels are to be compiled."""
+        return sum(item.artifact is None for item in self.kernels) - self.failed_before
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,8 @@ def test_every_event_is_one_line_of_sorted_plain_json(capsys):
     assert by_name["compiled"]["kernel"] == first.name
     assert by_name["compiled"]["seconds"] == 0.612
     assert by_name["planned"] | {"at": 0} == {
-        "event": "planned", "at": 0, "kernels": 4, "missing": 3, "present": 1, "warnings": ["no INT8 there"],
+        "event": "planned", "at": 0, "kernels": 4, "missing": 3, "present": 1, "failed_before": 0,
+            "warnings": ["no INT8 there"],
     }  # fmt: skip
     assert records[-1]["bundle"] == "out/b"
 
