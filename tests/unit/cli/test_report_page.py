@@ -256,7 +256,7 @@ const wide = (element) => element.scrollWidth > element.clientWidth;
 const seen = {
   page: wide(document.documentElement),
   tables: [...document.querySelectorAll(".scroll")].filter((item) => !item.closest("#list"))
-    .filter(wide).map((item) => [item.textContent.trim().split(/\\s+/)[0], item.scrollWidth, item.clientWidth]),
+    .filter(wide).map((item) => [item.textContent.trim(), item.scrollWidth, item.clientWidth]),
   broken: [...document.querySelectorAll("td.s code")].map((item) => item.getClientRects().length > 1),
   labels: [...document.querySelectorAll("svg.chart")].map((chart) =>
     [...chart.querySelectorAll("text.axis")].map((label) => {
