@@ -49,7 +49,7 @@ from cutlass_aot.builder.shard import (
     write_shard,
 )
 from cutlass_aot.builder.toolchain import own_sources
-from cutlass_aot.bundle.replace import check_output
+from cutlass_aot.bundle.replace import check_folder, check_output
 from cutlass_aot.bundle.write import bundle_is
 from cutlass_aot.errors import CorruptFile, CutlassAotError, ToolchainError
 from cutlass_aot.manifest.model import device_text
@@ -60,6 +60,7 @@ from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.store.files import reported
 from cutlass_aot.store.layout import ROOTS
 from cutlass_aot.store.roots import Reference, keep_root, set_root
 from cutlass_aot.store.store import Store
@@ -161,11 +162,10 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
         (check_output if share is None else check_shard_output)(target)
     # naming() covers compilation too: only then may it turn out that a tuning file does not fit.
     with (
-        settings.open_store() as store,
         inputs.tools.pool(settings.jobs, settings.timeout, settings.tell) as pool,
         naming(manifest_path),
+        _store_for(inputs, settings, pool) as (store, selection),
     ):
-        selection = _selection(inputs, store, settings, pool)
         recorded = [*take_recordings(inputs, store), *record_programs(inputs, store, settings)]
         selection = with_requests(selection, recorded)
         recipe = Recipe(
@@ -449,14 +449,26 @@ def _finish(result: BuildResult, tell: Listener) -> BuildResult:
     return result
 
 
-def _selection(inputs: Inputs, store: Store, settings: Settings, pool: Pool) -> Selection:
-    """The kernels that a manifest asks for; taken from an earlier plan if all its inputs are unchanged."""
-    selection = planning.load_selection(store, inputs.plan_digest)
-    if selection is None:
-        selection = _enumerate(inputs, settings, pool)
-        planning.save_selection(store, inputs.plan_digest, selection)
-    keep_parts(store, inputs)
-    return selection
+@contextmanager
+def _store_for(inputs: Inputs, settings: Settings, pool: Pool) -> Iterator[tuple[Store, Selection]]:
+    """The store, and the kernels that a manifest asks for.
+
+    They are taken from an earlier plan if all its inputs are unchanged. A store that is not there yet is made
+    once the manifest is accepted.
+    """
+    planned = None
+    if not os.path.lexists(settings.store) and not settings.upstream and settings.remote is None:
+        with reported("open the store", settings.store):
+            check_folder(settings.store.absolute())
+        planned = _enumerate(inputs, settings, pool)
+    with settings.open_store() as store:
+        selection = planned or planning.load_selection(store, inputs.plan_digest)
+        if selection is None:
+            selection = planned = _enumerate(inputs, settings, pool)
+        if planned is not None:
+            planning.save_selection(store, inputs.plan_digest, selection)
+        keep_parts(store, inputs)
+        yield store, selection
 
 
 def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:
