@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+# Not from `typing`, whose import takes longer than all else here.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from cutlass_aot import errors
     from cutlass_aot.errors import *
     from cutlass_aot.programs import without_dsl

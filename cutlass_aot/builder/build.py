@@ -49,7 +49,7 @@ from cutlass_aot.builder.shard import (
     write_shard,
 )
 from cutlass_aot.builder.toolchain import own_sources
-from cutlass_aot.bundle.replace import check_output
+from cutlass_aot.bundle.replace import check_folder, check_output
 from cutlass_aot.bundle.write import bundle_is
 from cutlass_aot.errors import CorruptFile, CutlassAotError, ToolchainError
 from cutlass_aot.manifest.model import device_text
@@ -60,6 +60,7 @@ from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.store.files import reported
 from cutlass_aot.store.layout import ROOTS
 from cutlass_aot.store.roots import Reference, keep_root, set_root
 from cutlass_aot.store.store import Store
@@ -134,7 +135,7 @@ def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
     difference = explain(inputs, store)
     selection = planning.load_selection(store, inputs.plan_digest) if store else None
     if selection is None:
-        with inputs.tools.pool(settings.jobs, settings.timeout) as pool:
+        with inputs.tools.pool(settings.jobs, settings.timeout, settings.tell) as pool:
             selection = _enumerate(inputs, settings, pool)
     known = {program: known_recording(program, inputs, store) for program in programs_of(inputs)}
     recorded = take_recordings(inputs, None)
@@ -161,11 +162,10 @@ def build(manifest_path: Path, output: Path, settings: Settings, share: Share | 
         (check_output if share is None else check_shard_output)(target)
     # naming() covers compilation too: only then may it turn out that a tuning file does not fit.
     with (
-        settings.open_store() as store,
-        inputs.tools.pool(settings.jobs, settings.timeout) as pool,
+        inputs.tools.pool(settings.jobs, settings.timeout, settings.tell) as pool,
         naming(manifest_path),
+        _store_for(inputs, settings, pool) as (store, selection),
     ):
-        selection = _selection(inputs, store, settings, pool)
         recorded = [*take_recordings(inputs, store), *record_programs(inputs, store, settings)]
         selection = with_requests(selection, recorded)
         recipe = Recipe(
@@ -232,7 +232,7 @@ def build_chosen(
 ) -> BuildResult:
     """Build a bundle of kernels of some generators; ``choose`` names them, by the pool that compiles them."""
     tools, files = load_tools(generators, recipe.hosts, settings.store)
-    with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout) as pool:
+    with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout, settings.tell) as pool:
         selection = planning.given(choose(pool, tools), tools.compiler.versions["nvidia-cutlass-dsl"])
         planned = _planned(recipe, selection, tools)
         result = _Making(planned, tools, store, settings, pool).bundle(output)
@@ -256,8 +256,9 @@ def merge(paths: Sequence[Path], output: Path, store_path: Path, tell: Listener)
     planned, recipe = shards[0].planned, shards[0].planned.recipe
     linkers = {host: LinkToolchain.detect(host) for host in recipe.hosts}
     _check_same_builder(planned.origins, linkers)
-    store, bundle = Store(store_path), output / recipe.name
+    bundle = output / recipe.name
     check_output(bundle)
+    store = Store(store_path)
     kernels = planned.selection.kernels
     with (
         store.workspace() as workspace,
@@ -384,7 +385,8 @@ class _Making:
         planned = planning.against_store(selection, self.planned.keys, self.store)
         if required is not None:
             planned = [item for item in planned if item.key in required]
-        settings.tell(events.Planned(tuple(planned), selection.warnings, selection.tables))
+        before = 0 if settings.retry else sum(bool(item.failed) for item in planned)
+        settings.tell(events.Planned(tuple(planned), selection.warnings, selection.tables, before))
         artifacts = {item.key: item.artifact for item in planned if item.artifact is not None}
         for item in planned:
             if item.artifact is not None:
@@ -447,14 +449,26 @@ def _finish(result: BuildResult, tell: Listener) -> BuildResult:
     return result
 
 
-def _selection(inputs: Inputs, store: Store, settings: Settings, pool: Pool) -> Selection:
-    """The kernels that a manifest asks for; taken from an earlier plan if all its inputs are unchanged."""
-    selection = planning.load_selection(store, inputs.plan_digest)
-    if selection is None:
-        selection = _enumerate(inputs, settings, pool)
-        planning.save_selection(store, inputs.plan_digest, selection)
-    keep_parts(store, inputs)
-    return selection
+@contextmanager
+def _store_for(inputs: Inputs, settings: Settings, pool: Pool) -> Iterator[tuple[Store, Selection]]:
+    """The store, and the kernels that a manifest asks for.
+
+    They are taken from an earlier plan if all its inputs are unchanged. A store that is not there yet is made
+    once the manifest is accepted.
+    """
+    planned = None
+    if not os.path.lexists(settings.store) and not settings.upstream and settings.remote is None:
+        with reported("open the store", settings.store):
+            check_folder(settings.store.absolute())
+        planned = _enumerate(inputs, settings, pool)
+    with settings.open_store() as store:
+        selection = planned or planning.load_selection(store, inputs.plan_digest)
+        if selection is None:
+            selection = planned = _enumerate(inputs, settings, pool)
+        if planned is not None:
+            planning.save_selection(store, inputs.plan_digest, selection)
+        keep_parts(store, inputs)
+        yield store, selection
 
 
 def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:

@@ -19,6 +19,18 @@ class Enumerating:
 
 
 @dataclass(frozen=True, slots=True)
+class Importing:
+    """The process that workers are forked from imports the DSL, which takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """It has imported the DSL, after so many seconds; what was begun before goes on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ranking:
     """The heuristic is being asked which kernels are the fastest for ``shapes`` shapes."""
 
@@ -53,16 +65,18 @@ class Planned:
     """The plan is made; compiling starts with the kernels that have no artifact.
 
     ``tables`` has the manifest's table that asks for a kernel, by its digest; kernels of programs have none.
+    ``failed_before`` counts the kernels that failed in an earlier build and are not compiled again.
     """
 
     kernels: tuple[PlannedKernel, ...]
     warnings: tuple[str, ...]
     tables: Mapping[str, str] = field(default_factory=dict)
+    failed_before: int = 0
 
     @property
     def missing(self) -> int:
-        """How many kernels the store lacks."""
-        return sum(item.artifact is None for item in self.kernels)
+        """How many kernels are to be compiled."""
+        return sum(item.artifact is None for item in self.kernels) - self.failed_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +161,8 @@ class Finished:
 
 
 Event = (
-    Enumerating | Ranking | Running | Ran | Planned | UpToDate | Started | Compiled | Shared | Failed
-    | Linking | Linked | Notice | Finished
+    Enumerating | Importing | Imported | Ranking | Running | Ran | Planned | UpToDate | Started | Compiled
+    | Shared | Failed | Linking | Linked | Notice | Finished
 )  # fmt: skip
 Listener = Callable[[Event], None]
 """Called with each event as it happens: in the builder's own thread, but a :class:`Notice` in any."""

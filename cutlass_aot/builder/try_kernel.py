@@ -11,7 +11,7 @@ from cutlass_aot.builder import events
 from cutlass_aot.builder.build import build_chosen
 from cutlass_aot.builder.compile.compile import enumerate_kernels, find_alternatives
 from cutlass_aot.builder.compile.pool import Pool
-from cutlass_aot.builder.events import Event
+from cutlass_aot.builder.events import Event, Listener
 from cutlass_aot.builder.inputs.inputs import Tools
 from cutlass_aot.builder.link.kernel_object import KernelObject, LaunchNumbers
 from cutlass_aot.builder.occupancy import BLOCK_THREADS, Occupancy, limits_of, occupancy
@@ -25,7 +25,7 @@ from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.filters import DesignFilter
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target
+from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target, target_meant
 from cutlass_aot.schema.words import did_you_mean, few, size
 from cutlass_aot.store.store import Store
 
@@ -39,6 +39,7 @@ class TriedKernel:
     Attributes:
         matching: how many kernels match what was asked for; this is the first.
         seconds: that compiling took.
+        import_seconds: that importing the DSL took before.
         launches: of its host code.
         bundle: the directory of a bundle with this kernel alone.
     """
@@ -46,6 +47,7 @@ class TriedKernel:
     kernel: Kernel
     matching: int
     seconds: float
+    import_seconds: float
     facts: Facts
     launches: tuple[LaunchNumbers, ...]
     bundle: Path
@@ -88,13 +90,18 @@ class TriedKernel:
 
 @dataclass(slots=True)
 class _Heard:
-    """What the build tells: the artifact of the kernel."""
+    """What the build tells: the artifact of the kernel, and how long the DSL was imported."""
 
+    tell: Listener
     compiled: list[events.Compiled] = field(default_factory=list)
+    import_seconds: float = 0.0
 
     def __call__(self, event: Event) -> None:
+        self.tell(event)
         if isinstance(event, events.Compiled):
             self.compiled.append(event)
+        elif isinstance(event, events.Imported):
+            self.import_seconds += event.seconds
 
 
 def try_kernel(
@@ -103,12 +110,13 @@ def try_kernel(
     target: str,
     filters: Sequence[DesignFilter],
     folder: Path,
+    tell: Listener,
     *,
     timeout: float = 600.0,
 ) -> TriedKernel:
     """Compile the first kernel of a generator that filters match, for a target.
 
-    ``folder`` is a private directory that takes the store and the bundle.
+    ``folder`` is a private directory that takes the store and the bundle; ``tell`` hears the build's events.
 
     Raises:
         GeneratorError: if no kernel matches.
@@ -129,7 +137,7 @@ def try_kernel(
     machine = os.uname().machine
     hosts = (machine,) if machine in HOSTS else DEFAULT_HOSTS
     recipe = Recipe("tried", "0", profile.name, (target,), hosts)
-    heard = _Heard()
+    heard = _Heard(tell)
     settings = Settings(folder / "store", 1, timeout, heard)
     result = build_chosen(recipe, {reference.name}, choose, folder / "bundles", settings)
     for failure in result.failures:
@@ -144,6 +152,7 @@ def try_kernel(
         compiled.kernel,
         len(matching),
         compiled.artifact.seconds,
+        heard.import_seconds,
         compiled.artifact.facts,
         launches,
         result.bundle,
@@ -169,7 +178,7 @@ def target_for(
         if explicit not in targets:
             raise GeneratorError(
                 f"kernel {generator.name!r} is for {', '.join(targets)}, not for {explicit}"
-                + did_you_mean(explicit, targets)
+                + target_meant(explicit, targets)
             )
         return explicit
     if capability is None:

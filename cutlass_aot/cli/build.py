@@ -134,16 +134,20 @@ def _build(
         with reported(page, about_build(manifest), settings["store"]) as collect:
             listeners.append(collect)
             result = run()
-    return _tell_result(result, as_json=as_json)
+    return _tell_result(result, manifest, as_json=as_json)
 
 
-def _tell_result(result: BuildResult, *, as_json: bool) -> int:
+def _tell_result(result: BuildResult, manifest: Path, *, as_json: bool) -> int:
     if result.failures:
         if not as_json:
             _tell_failures(result)
         before = sum(failure.before for failure in result.failures)
         if before:
-            say(f"{before} of them failed before with this toolchain: --retry compiles again", err=True)
+            say(
+                f"{plural(before, 'kernel')} failed in an earlier build with the same sources and toolchain, "
+                f"not compiled again: cutlass-aot build {manifest} --retry does that",
+                err=True,
+            )
         say("nothing was written; what compiled is in the store", err=True)
         return 1
     if not as_json:
@@ -158,14 +162,18 @@ def _tell_failures(result: BuildResult) -> None:
     for failure in result.failures:
         by_reason.setdefault(failure.common_reason, []).append(failure)
     reasons = f" for {len(by_reason)} reasons" if len(by_reason) > 1 else ""
-    say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed{reasons}:", err=True)
+    before = sum(failure.before for failure in result.failures)
+    when = f", {'all' if before == len(result.failures) else before} in an earlier build" if before else ""
+    say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed{reasons}{when}:", err=True)
     for failures in list(by_reason.values())[:_MAX_REASONS]:
         first = failures[0]
         say(f"\n  {first.headline or 'no reason given'}", err=True)
         if first.detail:
             say(indent(first.detail, "  "), err=True)
         names = few([failure.kernel.name for failure in failures], 2)
-        say(f"  {plural(len(failures), 'kernel')}: {names}\n  log: {first.log}", err=True)
+        old = sum(failure.before for failure in failures)
+        remembered = f", {'all' if old == len(failures) else old} in an earlier build" if old else ""
+        say(f"  {plural(len(failures), 'kernel')}{remembered}: {names}\n  log: {first.log}", err=True)
     more = len(by_reason) - _MAX_REASONS
     say(f"\n  and {plural(more, 'further reason')}\n" if more > 0 else "", err=True)
 
@@ -184,6 +192,12 @@ def _what_is_known(item: PlannedKernel) -> dict[str, Any]:
         "static_bytes": made and made.facts.shared_memory_bytes,
         "code_bytes": made and made.facts.cubin_bytes,
     }
+
+
+def _state(item: PlannedKernel) -> str:
+    if item.failed:
+        return "failed"
+    return "build" if item.artifact is None else "-"
 
 
 @click.command("plan")
@@ -227,12 +241,17 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
         key=lambda item: (item.kernel.group_name, item.why, item.kernel.name),
     )
     if shown:
-        rows = [("build" if item.artifact is None else "-", own_name(item.kernel)) for item in shown]
+        rows = [(_state(item), own_name(item.kernel)) for item in shown]
         groups = [f"{item.kernel.group_name}: {item.why}" for item in shown]
         say(table(rows, ("", "kernel"), groups))
     for warning in (*selection.warnings, *made.runs):
         say(f"note: {warning}")
-    counts = f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present"
+    failed = sum(bool(item.failed) for item in planned)
+    counts = (
+        f"{plural(len(planned), 'kernel')}: {missing - failed} to build, {len(planned) - missing} present"
+    )
+    if failed:
+        counts += f", {failed} failed in an earlier build and not compiled again without build --retry"
     more = f"; more may come of {plural(len(made.runs), 'program')} to be run" if made.runs else ""
     say(counts + more)
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,11 @@ from cutlass_aot.cli.output.render import own_name, print_json, prose, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.schema.tuning.ranking import Extents
-from cutlass_aot.schema.words import few, plural
+from cutlass_aot.schema.words import did_you_mean, few, plural
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
-    from cutlass_aot.runtime.opened.finder import Choice
+    from cutlass_aot.runtime.opened.finder import Choice, Expected
     from cutlass_aot.schema.bundles.catalog import GroupEntry
 
 _extent = click.IntRange(1)
@@ -38,7 +38,9 @@ _extent = click.IntRange(1)
 @click.option("--batch", type=_extent, default=1, show_default=True, help="Products in the batch.")
 @extent_option
 @click.option(
-    "--gpu", metavar="MODEL", help='GPU to choose for, as the driver names it, such as "NVIDIA H200".'
+    "--gpu",
+    metavar="MODEL",
+    help='GPU to choose for, such as H200, or as the driver names it, such as "NVIDIA H200 NVL".',
 )
 @filter_options(
     dtypes="Element types of the operands, such as bf16.bf16.bf16.",
@@ -64,12 +66,13 @@ def command(
     """Show which kernel of BUNDLE a problem of these extents takes, why, and what is expected of it.
 
     The problem is a GEMM by --m, --n and --k, or one of other kernels by --extent for each name that their
-    operands have. No GPU is needed: --gpu names the one to choose for. Operands are taken to be packed. For
-    each kind of problem that BUNDLE has and the filters leave, the first kernels are shown, with their
-    expected times if these are known.
+    operands have. No GPU is needed: --gpu names the one to choose for, and leaves the targets that run on it;
+    a model that neither BUNDLE was measured on nor cutlass-aot knows is refused. Operands are taken to be
+    packed. For each kind of problem that BUNDLE has and the filters leave, the first kernels are shown, with
+    their expected times, or their costs by the formula of their declaration, if these are known.
 
     \b
-      cutlass-aot choose build/bundles/sm90 --m 16 --n 4096 --k 4096 --gpu "NVIDIA H200"
+      cutlass-aot choose build/bundles/sm90 --m 16 --n 4096 --k 4096 --gpu H200
       cutlass-aot choose build/bundles/axpy --extent N=1000000
     """
     from cutlass_aot.runtime.bundle import open_bundle
@@ -87,24 +90,22 @@ def command(
     else:
         gemm = Extents(batch, m, n, k)
         problem, named = gemm.by_name, str(gemm)
+    if gpu is not None:
+        _require_known(opened, gpu)
     found, refused = _choices(opened, problem, gpu, filters_given(filters), own=bool(extents))
     if not found:
-        reasons = few([f"{name}: {reason}" for name, reason in refused.items()], 4) if refused else ""
         kind = "kernel" if extents else "GEMM"
-        raise KernelNotFound(
-            f"{opened.name} has no {kind} for {named}: {reasons or f'no {kind} matches the filters'}"
-        )
+        reasons = few([f"{reason} ({few(names, 2)})" for reason, names in refused.items()], 4, separator="; ")
+        if not refused:
+            reasons = f"no {kind} matches the filters{_present(opened, filters_given(filters))}"
+        raise KernelNotFound(f"{opened.name} has no {kind} for {named}: {reasons}")
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])
         return 0
     for number, (group, choice) in enumerate(found):
         expected = choice.expected
         say(("\n" if number else "") + prose(f"{group.name}: {choice.tier}: {choice.reason}"))
-        rows = [
-            (_microseconds(item.microseconds), item.bound, own_name(item.kernel.kernel))
-            for item in expected[:top]
-        ]
-        say(table(rows, ("µs", "most of it", "kernel")))
+        say(_table(expected[:top]))
         if len(expected) > top:
             say(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
     return 0
@@ -117,28 +118,37 @@ def _choices(
     filters: dict[str, list[str]],
     *,
     own: bool,
-) -> tuple[list[tuple[GroupEntry, Choice]], dict[str, str]]:
+) -> tuple[list[tuple[GroupEntry, Choice]], dict[str, list[str]]]:
     """The choice for each group that serves the problem, but once for groups that serve the same calls.
 
-    And why the other groups that match the filters do not serve it, by their names. The problem is that of a
-    GEMM, or of ``own`` kernels.
+    And the names of the other groups that match the filters by the reason why they do not serve it. The
+    problem is that of a GEMM, or of ``own`` kernels.
     """
     from cutlass_aot.runtime.opened.filters import group_matches
+    from cutlass_aot.schema.drivers import compute_capability_of
     from cutlass_aot.schema.kernels.operands import extent_names, packed, supports
+    from cutlass_aot.schema.targets import Target
 
+    capability = None if gpu is None else compute_capability_of(gpu)
     found: dict[object, tuple[GroupEntry, Choice]] = {}
-    refused = {}
+    refused: dict[str, list[str]] = {}
     for group in bundle.groups:
         if own is (group.operation == "gemm") or group.requests or not group_matches(group, filters):
             continue
         names = extent_names(group.operands)
         if own and set(names) != extents.keys():
-            refused[group.name] = f"its extents are {', '.join(names)}"
+            refused.setdefault(_other_extents(names, extents), []).append(group.name)
             continue
         operands = packed(group.operands, extents)
         verdict = supports(group.operands, operands)
         if not verdict:
-            refused[group.name] = verdict.reason
+            refused.setdefault(verdict.reason, []).append(group.name)
+            continue
+        if capability and not Target.parse(group.target).runs_on(capability):
+            text = (
+                f"{group.target} does not run on compute capability {capability[0]}.{capability[1]} of {gpu}"
+            )
+            refused.setdefault(text, []).append(group.name)
             continue
         choice = bundle.choose(
             *operands,
@@ -155,8 +165,58 @@ def _choices(
     return list(found.values()), refused
 
 
-def _microseconds(time: float | None) -> str:
-    return "-" if time is None else f"{time:.1f}"
+def _present(bundle: Bundle, filters: Mapping[str, list[str]]) -> str:
+    """What a bundle has of what filters that match nothing ask for."""
+    from cutlass_aot.runtime.opened.filters import values
+
+    kernels = bundle.kernels()
+    there = {name: few([value or "''" for value in values(kernels, name)], 6) for name in filters}
+    shown = "; ".join(f"--{name}: {text}" for name, text in there.items())
+    return f"; it has {shown}" if shown else ""
+
+
+def _other_extents(names: Sequence[str | int], given: Mapping[Any, int]) -> str:
+    """Why a problem with the ``given`` extents is none of kernels whose extents have these names."""
+    known = [str(name) for name in names]
+    problems = [f"--extent {name} is missing" for name in known if name not in given]
+    problems += [
+        f"there is no extent {name}{did_you_mean(name, known)}" for name in given if name not in known
+    ]
+    return f"{', '.join(problems)}; its extents are {', '.join(known)}"
+
+
+def _require_known(bundle: Bundle, gpu: str) -> None:
+    """Refuse a GPU model of which nothing is known: it may be misspelt."""
+    from cutlass_aot.schema.drivers import COMPUTE_CAPABILITIES, compute_capability_of, models_named
+
+    measured = bundle.tuned_for
+    if models_named(gpu, measured) or compute_capability_of(gpu) is not None:
+        return
+    here = f"{', '.join(measured)}, on which {bundle.name} was measured, or " if measured else ""
+    raise click.BadParameter(
+        f"nothing is known of a GPU model {gpu!r}: expected {here}one of {', '.join(COMPUTE_CAPABILITIES)}"
+        f"{did_you_mean(gpu, (*measured, *COMPUTE_CAPABILITIES))}; without --gpu, kernels are chosen for a "
+        "typical GPU of their target",
+        param_hint="--gpu",
+    )
+
+
+def _table(expected: Sequence[Expected]) -> str:
+    """Kernels with what is known of them, best first."""
+    columns: list[tuple[str, list[str]]] = []
+    costs = any(item.cost is not None for item in expected)
+    if not costs or any(item.microseconds is not None for item in expected):
+        columns.append(("µs", [_number(item.microseconds, ".1f") for item in expected]))
+    if costs:
+        columns.append(("cost", [_number(item.cost, ".9g") for item in expected]))
+    if any(item.bound for item in expected):
+        columns.append(("most of it", [item.bound for item in expected]))
+    columns.append(("kernel", [own_name(item.kernel.kernel) for item in expected]))
+    return table(list(zip(*(cells for _, cells in columns), strict=True)), [title for title, _ in columns])
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _record(group: GroupEntry, choice: Choice, top: int) -> dict[str, Any]:
@@ -165,7 +225,12 @@ def _record(group: GroupEntry, choice: Choice, top: int) -> dict[str, Any]:
         "tier": choice.tier,
         "reason": choice.reason,
         "kernels": [
-            {"name": item.kernel.name, "microseconds": item.microseconds, "bound": item.bound}
+            {
+                "name": item.kernel.name,
+                "microseconds": item.microseconds,
+                "bound": item.bound,
+                "cost": item.cost,
+            }
             for item in choice.expected[:top]
         ],
     }

@@ -77,7 +77,10 @@ def check(names: tuple[str, ...], plugins: tuple[str, ...], target: str | None, 
 
     for plugin in plugins:
         import_plugin(plugin)
-    found = {name: undeclared(name, target) for name in (named(kernel).name for kernel in names)}
+    kernels = [named(kernel).name for kernel in names]
+    if not as_json:
+        say(f"importing the DSL, compiling {', '.join(kernels)} several times", err=True)
+    found = {name: undeclared(name, target) for name in kernels}
     if as_json:
         print_json([{"kernel": name, **asdict(item)} for name, items in found.items() for item in items])
         return 1 if any(found.values()) else 0

@@ -43,6 +43,24 @@ class BundlePath(click.Path):
         return value if isinstance(value, Path) else directory_of(value, self.expected)
 
 
+class _GpuNumber(click.IntRange):
+    """The number of a GPU of this machine; a model, which other commands take, is refused with advice."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        if isinstance(value, str) and not re.fullmatch("-?[0-9]+", value):
+            self.fail(
+                f"{value!r}: expected the number of a GPU, such as 0; cutlass-aot doctor lists those of this "
+                "machine",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 def together(*options: Decorator) -> Decorator:
     """Several options as one decorator; help lists them in this order."""
 
@@ -103,6 +121,9 @@ def extents_given(items: tuple[str, ...]) -> dict[str, int]:
 
 manifest_argument = click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))
 bundle_argument = click.argument("bundle", type=BundlePath())
+gpu_number_option = click.option(
+    "--gpu", type=_GpuNumber(), default=0, show_default=True, help="CUDA device ordinal."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 plugin_option = click.option(
     "--plugin", "plugins", multiple=True, help="Module to import first; may be repeated."

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cutlass_aot.cli.options import extent_option, extents_given, json_option, pairs_given, plugin_option
+from cutlass_aot.builder import events
+from cutlass_aot.cli.options import (
+    extent_option,
+    extents_given,
+    gpu_number_option,
+    json_option,
+    pairs_given,
+    plugin_option,
+)
 from cutlass_aot.cli.output.render import print_json
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import DeviceError
@@ -15,6 +24,7 @@ from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.words import plural, size
 
 if TYPE_CHECKING:
+    from cutlass_aot.builder.events import Event
     from cutlass_aot.builder.try_kernel import TriedKernel
     from cutlass_aot.generators.protocol import Generator
     from cutlass_aot.tuning.reference_run import Outcome
@@ -37,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option("--layouts", default="", help="Layout letters of the operands, such as ttt.")
 @click.option("--accumulator", default="", help="Element type of the accumulator.")
-@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
+@gpu_number_option
 @click.option("--no-run", is_flag=True, help="Compile alone, also where there is a GPU.")
 @click.option(
     "--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds it may take."
@@ -76,6 +86,7 @@ def command(
     from cutlass_aot.manifest.filters import DesignFilter
     from cutlass_aot.tuning.reference_run import usual_extents
 
+    began = time.monotonic()
     filters = [DesignFilter(name, (pattern,)) for name, pattern in pairs_given(where, "--where")]
     sizes = extents_given(extents)
     for plugin in plugins:
@@ -87,20 +98,36 @@ def command(
     chosen = target_for(generator, operation, target, capability)
     problem = Problem(operation, tuple(filter(None, dtypes.split("."))), layouts, accumulator)
     with temporary_folder("try") as folder:
-        tried = try_kernel(reference, problem, chosen, filters, folder, timeout=timeout)
+        tell = _ignore if as_json else _tell
+        tried = try_kernel(reference, problem, chosen, filters, folder, tell, timeout=timeout)
+        seconds = time.monotonic() - began
         # Also where nothing runs: a name that the kernel does not have is refused.
         named_extents = usual_extents(tried.kernel.operands, sizes)
         outcome: Outcome | None = None
         if capability is not None:
+            if not as_json:
+                say(f"running it on GPU {gpu}", err=True)
             outcome, missing = _run(tried, generator, named_extents, gpu, capability)
     if as_json:
-        print_json(_record(tried, outcome, missing))
+        print_json(_record(tried, seconds, outcome, missing))
     else:
-        for name, text in _lines(tried, outcome, missing, generator, gpu):
+        for name, text in _lines(tried, seconds, outcome, missing, generator, gpu):
             say(f"{name:<15}{text}")
         for problem_text in tried.problems:
             say(f"error: {problem_text}", err=True)
     return 1 if tried.problems or (outcome is not None and not outcome.good) else 0
+
+
+def _tell(event: Event) -> None:
+    """Say on standard error what takes seconds."""
+    if isinstance(event, events.Importing):
+        say("importing the DSL", err=True)
+    elif isinstance(event, events.Started):
+        say(f"compiling {event.kernel.name}", err=True)
+
+
+def _ignore(event: Event) -> None:
+    """Say nothing."""
 
 
 def _capability(gpu: int) -> tuple[tuple[int, int] | None, str]:
@@ -159,15 +186,16 @@ def _first_line(error: Exception) -> str:
 
 
 def _lines(
-    tried: TriedKernel, outcome: Outcome | None, missing: str, generator: Generator, gpu: int
+    tried: TriedKernel, seconds: float, outcome: Outcome | None, missing: str, generator: Generator, gpu: int
 ) -> list[tuple[str, str]]:
     facts, dynamic, filled = tried.facts, tried.dynamic_bytes, tried.occupancy
     more = f"; the first of {tried.matching} that match" if tried.matching > 1 else ""
     shared = f"{size(facts.shared_memory_bytes)} static, "
     shared += "what is known at the call" if dynamic is None else f"{size(dynamic)} dynamic"
+    whole = f"{seconds:.1f} s in all, of which importing the DSL took {tried.import_seconds:.1f} s"
     lines = [
         ("kernel", tried.kernel.name + more),
-        ("compiled in", f"{tried.seconds:.1f} s for {tried.kernel.target}"),
+        ("compiled in", f"{tried.seconds:.1f} s for {tried.kernel.target}; {whole}"),
         ("registers", f"{facts.registers} a thread"),
         ("spills", f"{size(facts.spill_bytes)} a thread" if facts.spill_bytes else "none"),
         ("shared memory", shared),
@@ -203,13 +231,15 @@ def _lines(
     return lines
 
 
-def _record(tried: TriedKernel, outcome: Outcome | None, missing: str) -> dict[str, Any]:
+def _record(tried: TriedKernel, seconds: float, outcome: Outcome | None, missing: str) -> dict[str, Any]:
     filled = tried.occupancy
     return {
         "kernel": tried.kernel.name,
         "target": tried.kernel.target,
         "matching": tried.matching,
         "seconds": round(tried.seconds, 3),
+        "import_seconds": round(tried.import_seconds, 3),
+        "total_seconds": round(seconds, 3),
         "registers": tried.facts.registers,
         "spill_bytes": tried.facts.spill_bytes,
         "shared_memory_bytes": tried.facts.shared_memory_bytes,

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, plugin_option
+from cutlass_aot.cli.options import (
+    bundle_argument,
+    filter_options,
+    filters_given,
+    gpu_number_option,
+    plugin_option,
+)
 from cutlass_aot.cli.output.render import tell_unchecked
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import TuningError
@@ -67,7 +73,7 @@ if TYPE_CHECKING:
     help="Measure nothing: fit the cost model anew to this tuning file, and write it. Needs no GPU.",
 )
 @plugin_option
-@click.option("--gpu", type=click.IntRange(0), default=0, show_default=True, help="CUDA device ordinal.")
+@gpu_number_option
 @filter_options(
     group="Name of a group, such as gemm-bf16.bf16.bf16-f32-tnt-sm_90a.",
     dtypes="Element types of the operands, such as bf16.bf16.bf16 or 'f8*'.",

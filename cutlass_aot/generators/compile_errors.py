@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 import sys
@@ -10,9 +11,10 @@ import traceback
 from pathlib import Path
 
 import cutlass_aot
-from cutlass_aot.schema.words import without_colors
+from cutlass_aot.schema.words import did_you_mean, without_colors
 
 _OWN = Path(cutlass_aot.__file__).parent
+_UNEXPECTED = re.compile(r"^(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
 _PLACE = re.compile(r"^ *--> ", re.MULTILINE)
 
 
@@ -22,7 +24,7 @@ def explain(error: BaseException) -> str:
     The compiler's own diagnostics name that line already; other exceptions, such as a ``TypeError`` or one of
     MLIR, do not.
     """
-    text = without_colors(f"{type(error).__name__}: {error}")
+    text = without_colors(f"{type(error).__name__}: {error}{_meant(error)}")
     place = None if _PLACE.search(text) else place_of(error)
     if place is not None:
         file, line, function = place
@@ -31,6 +33,15 @@ def explain(error: BaseException) -> str:
         text = f"{text}\n{gap}--> {where}\n{gap} |\n{line} | {linecache.getline(file, line).rstrip()}"
     # A file's name and a compiler's text may have bytes that UTF-8 has no characters for.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _meant(error: BaseException) -> str:
+    """For a misspelt keyword of a call of this package, such as ``kernel(tunning=...)``, what it takes."""
+    found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+    if found is None or found[1] not in cutlass_aot.__all__:
+        return ""
+    allowed = inspect.signature(getattr(cutlass_aot, found[1])).parameters
+    return f": expected some of {', '.join(allowed)}{did_you_mean(found[2], allowed)}"
 
 
 def place_of(error: BaseException) -> tuple[str, int, str] | None:

@@ -20,7 +20,7 @@ from cutlass_aot.schema.kernels.cost import GPU_NAMES, names_of, numbers_of
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import extent_names
-from cutlass_aot.schema.words import plural
+from cutlass_aot.schema.words import did_you_mean, plural
 
 OWN_MODULES = (
     "cutlass_aot.generators.declared",
@@ -121,9 +121,11 @@ class DeclaredGenerator:
         own = numbers_of(values)
         known = {*extents, *own, *GPU_NAMES}
         if names - known:
+            unknown = min(names - known)
             raise GeneratorError(
-                f"{where}: cost: {min(names - known)!r} is none of the extents, of the parameters that are "
-                f"numbers, or of the GPU's numbers: expected some of {', '.join(sorted(known))}"
+                f"{where}: cost: {unknown!r} is none of the extents, of the parameters that are numbers, or "
+                f"of the GPU's numbers: expected some of {', '.join(sorted(known))}"
+                + did_you_mean(unknown, known)
             )
         twice = sorted(names & ((extents & {*own}) | ({*extents, *own} & {*GPU_NAMES})))
         if twice:

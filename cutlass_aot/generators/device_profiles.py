@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.codec import Codec, Form, codec_of
+from cutlass_aot.schema.drivers import compute_capability_of, models_named
 from cutlass_aot.schema.words import did_you_mean
 
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
@@ -75,12 +76,27 @@ def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
     if name.endswith(".toml"):
         path = (base or Path()) / name
         return _parse(load_toml(path), str(name))
-    if name not in builtin_profiles():
+    known = builtin_profiles()
+    if name not in known:
         raise ManifestError(
-            f"bundle.device: unknown device profile {name!r}: expected one of "
-            f"{', '.join(builtin_profiles())}, or the path of a .toml file"
-            + did_you_mean(name, builtin_profiles())
+            f"bundle.device: unknown device profile {name!r}: expected one of {', '.join(known)}, or the "
+            f"path of a .toml file{_meant(name)}"
         )
+    return _builtin(name)
+
+
+def _meant(name: str) -> str:
+    """The end of a message about a profile that is not there: the one of this model, or of one alike."""
+    profiles = [_builtin(profile) for profile in builtin_profiles()]
+    capability = compute_capability_of(name)
+    own = [profile.name for profile in profiles if models_named(name, [profile.gpu])]
+    alike = [profile.name for profile in profiles if profile.compute_capability == capability]
+    if own or capability is None:
+        return did_you_mean(own[0] if own else name, builtin_profiles())
+    return f"; {' and '.join(alike)} has its compute capability" if alike else ""
+
+
+def _builtin(name: str) -> DeviceProfile:
     resource = resources.files("cutlass_aot.generators") / "devices" / f"{name}.toml"
     with resources.as_file(resource) as path:
         return _parse(load_toml(path), name)

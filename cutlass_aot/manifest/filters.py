@@ -8,6 +8,7 @@ from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.kernels.design import DesignValue, full_name, matches
+from cutlass_aot.schema.words import did_you_mean
 
 FilterValue = str | int | bool
 
@@ -46,7 +47,10 @@ def design_filters(
             continue
         values = value if isinstance(value, list) else [value]
         if not values or not all(isinstance(item, (str, int, bool)) for item in values):
-            raise ManifestError(f"{where}.{key}: {value!r}: expected a value, a pattern, or a list of them")
+            raise ManifestError(
+                f"{where}.{key}: {value!r}: expected a value, a pattern, or a list of them"
+                + did_you_mean(key, reserved)
+            )
         if any(isinstance(item, int) and abs(item) >= 2**63 for item in values):
             raise ManifestError(f"{where}.{key}: a number of more than 64 bits matches nothing")
         found.append(DesignFilter(key, tuple(values)))

@@ -22,6 +22,7 @@ from cutlass_aot.manifest.validation import (
 )
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue, parse_epilogue
+from cutlass_aot.schema.targets import target_meant
 
 Combinations = tuple[tuple[tuple[str, ...], str], ...]
 
@@ -102,7 +103,7 @@ def _table(table: Mapping[str, Any], where: str, targets: tuple[str, ...]) -> Ke
         layouts=layouts,
         scales=parse_scales(table, where),
         epilogue=_epilogue(table, where),
-        targets=words(table, "targets", where, targets, targets),
+        targets=words(table, "targets", where, targets, targets, target_meant),
         filters=design_filters(table, where, TABLE_KEYS),
         exclude=tuple(design_filters(item, f"{where}.exclude") for item in exclude),
         max_per_group=limit,

@@ -11,7 +11,7 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.filters import DesignFilter, design_filters
 from cutlass_aot.manifest.validation import known, list_of_tables, strings, text, unknown, words
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.targets import KNOWN_TARGETS
+from cutlass_aot.schema.targets import KNOWN_TARGETS, target_meant
 from cutlass_aot.schema.versions import release
 
 KEYS = (
@@ -67,7 +67,7 @@ def _row(table: Mapping[str, Any], where: str) -> KnownBad:
     return KnownBad(
         generator=text(table, "generator", where),
         reason=text(table, "reason", where),
-        targets=words(table, "targets", where, KNOWN_TARGETS, ()),
+        targets=words(table, "targets", where, KNOWN_TARGETS, (), target_meant),
         dtypes=_dtypes(table, where),
         accumulator=words(table, "accumulator", where, tuple(DTYPES), ()),
         layouts=_layouts(table, where),

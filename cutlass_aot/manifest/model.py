@@ -16,9 +16,10 @@ from cutlass_aot.manifest.select import SelectSettings, parse_select
 from cutlass_aot.manifest.toml import parse_toml, read_bytes
 from cutlass_aot.manifest.validation import known, strings, text, words
 from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME
-from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, KNOWN_TARGETS
+from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, KNOWN_TARGETS, target_meant
 from cutlass_aot.schema.versions import release
 
+TOP_KEYS = ("bundle", "kernels", "known_bad", "plugins", "programs", "recordings", "select")
 BUNDLE_KEYS = ("name", "version", "targets", "hosts", "device")
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?", re.ASCII)
 
@@ -87,18 +88,14 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
 
 
 def _parse(document: dict[str, Any], path: Path) -> Manifest:
-    known(
-        document,
-        ("bundle", "kernels", "known_bad", "plugins", "programs", "recordings", "select"),
-        "the top level",
-    )
+    known(document, TOP_KEYS, "the top level", dict.fromkeys(BUNDLE_KEYS, "into [bundle]"))
     bundle = document.get("bundle")
     if not isinstance(bundle, dict):
         raise ManifestError("[bundle] is missing: it names the bundle, its version and its targets")
-    known(bundle, BUNDLE_KEYS, "[bundle]")
+    known(bundle, BUNDLE_KEYS, "[bundle]", dict.fromkeys(TOP_KEYS, "above [bundle], at the top level"))
     name = check_name(text(bundle, "name", "bundle"))
     version = check_version(text(bundle, "version", "bundle", "0.1.0"))
-    targets = words(bundle, "targets", "bundle", KNOWN_TARGETS)
+    targets = words(bundle, "targets", "bundle", KNOWN_TARGETS, meant=target_meant)
     hosts = words(bundle, "hosts", "bundle", tuple(HOSTS), DEFAULT_HOSTS)
     programs = parse_programs(document.get("programs", []), targets)
     recordings = parse_recordings(document.get("recordings", []))

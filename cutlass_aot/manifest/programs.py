@@ -8,7 +8,7 @@ from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.validation import is_whole_number, known, list_of_tables, text, words
-from cutlass_aot.schema.targets import KNOWN_TARGETS
+from cutlass_aot.schema.targets import KNOWN_TARGETS, target_meant
 
 KEYS = ("run", "targets", "tensors", "environment", "timeout")
 TENSORS = ("fake", "real")
@@ -83,7 +83,7 @@ def _table(table: Mapping[str, Any], where: str, targets: tuple[str, ...]) -> Pr
         )
     if any("\0" in word for word in run):
         raise ManifestError(f"{where}.run: no word of a command can have a NUL character")
-    own = words(table, "targets", where, KNOWN_TARGETS, targets)
+    own = words(table, "targets", where, KNOWN_TARGETS, targets, target_meant)
     foreign = [target for target in own if target not in targets]
     if foreign:
         raise ManifestError(

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.words import did_you_mean
+from cutlass_aot.schema.words import closest, did_you_mean
 
 
-def unknown(where: str, found: object, allowed: Sequence[str]) -> str:
-    """The message for a value that is none of ``allowed``."""
-    return f"{where}: unknown {found!r}: expected one of {', '.join(allowed)}{did_you_mean(found, allowed)}"
+def unknown(
+    where: str,
+    found: object,
+    allowed: Sequence[str],
+    meant: Callable[[object, Iterable[str]], str] = did_you_mean,
+) -> str:
+    """The message for a value that is none of ``allowed``; it ends as ``meant`` says."""
+    return f"{where}: unknown {found!r}: expected one of {', '.join(allowed)}{meant(found, allowed)}"
 
 
-def known(table: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    """Refuse keys that are not ``allowed``."""
+def known(
+    table: Mapping[str, Any], allowed: Sequence[str], where: str, elsewhere: Mapping[str, str] | None = None
+) -> None:
+    """Refuse keys that are not ``allowed``; ``elsewhere`` says of keys of other places where they belong."""
     for key in table:
         if key not in allowed:
+            place = (elsewhere or {}).get(key)
             raise ManifestError(
                 f"unknown key {key!r} in {where}: expected one of {', '.join(allowed)}"
-                + did_you_mean(key, allowed)
+                + (f"; {key!r} belongs {place}" if place else did_you_mean(key, allowed))
             )
 
 
@@ -43,7 +51,9 @@ def text(table: Mapping[str, Any], key: str, where: str, default: str | None = N
     value = table.get(key, default)
     if not isinstance(value, str) or not value:
         found = "missing" if value is None else repr(value)
-        raise ManifestError(f"{where}.{key}: {found}, expected text")
+        written = closest(key, table) if value is None else None
+        misspelt = f"; {written!r} may be meant for it" if written else ""
+        raise ManifestError(f"{where}.{key}: {found}, expected text{misspelt}")
     return value
 
 
@@ -63,8 +73,12 @@ def words(
     where: str,
     allowed: tuple[str, ...],
     default: tuple[str, ...] | None = None,
+    meant: Callable[[object, Iterable[str]], str] = did_you_mean,
 ) -> tuple[str, ...]:
-    """A non-empty list of distinct words out of ``allowed``; ``default`` if the key is missing."""
+    """A non-empty list of distinct words out of ``allowed``; ``default`` if the key is missing.
+
+    ``meant`` is the end of a message about another word.
+    """
     if key not in table and default is not None:
         return default
     if key not in table:
@@ -74,7 +88,7 @@ def words(
         raise ManifestError(f"{where}.{key}: empty, expected some of {', '.join(allowed)}")
     for word in found:
         if word not in allowed:
-            raise ManifestError(unknown(f"{where}.{key}", word, allowed))
+            raise ManifestError(unknown(f"{where}.{key}", word, allowed, meant))
     return tuple(dict.fromkeys(found))
 
 

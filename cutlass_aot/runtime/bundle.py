@@ -137,8 +137,7 @@ class Bundle:
     @property
     def tuned_for(self) -> tuple[str, ...]:
         """GPU models, as their drivers name them, on which its kernels were measured."""
-        models = {ranking.gpu for group in self.groups for ranking in group.rankings if ranking.measured}
-        return tuple(sorted(models))
+        return self._finder.tuned_for
 
     def __repr__(self) -> str:
         count = sum(group.kernel_count for group in self.groups)
@@ -175,13 +174,14 @@ class Bundle:
                 that runs on the operands' GPU, or, for descriptions on no device, all targets of the bundle
                 in turn.
             gpu: for operands on no device, the GPU model to order kernels for, as its driver names it
-                (``NVIDIA H200``); if the bundle has several targets, ``target`` must be given too. Ignored
-                for operands on a GPU.
+                (``NVIDIA H200``) or shorter (``h200``) where one of :attr:`tuned_for` is meant; if the bundle
+                has several targets, ``target`` must be given too. Ignored for operands on a GPU.
 
         Raises:
             KernelNotFound: if there is none; names the query and the nearest groups.
             OperandError: if an operand cannot be described, ``target`` is not the name of a target, or
-                ``gpu`` is given without ``target`` for a bundle of several targets.
+                ``gpu`` is given without ``target`` for a bundle of several targets, or can be several of
+                :attr:`tuned_for`.
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """

@@ -28,7 +28,7 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.design import DesignValue, is_value
-from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
+from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, target_meant
 from cutlass_aot.schema.words import did_you_mean, few
 
 if TYPE_CHECKING:
@@ -179,7 +179,12 @@ class DeclaredKernel:
             # Unhashable, so not a parameter; refused below.
             found = None
         if found is None:
-            bound = self._signature().bind(*positional, **named).arguments
+            try:
+                bound = self._signature().bind(*positional, **named).arguments
+            except TypeError as error:
+                meant = "".join(did_you_mean(name, self.params) for name in named if name not in self.params)
+                taken = ", ".join(self.params) or "nothing"
+                raise TypeError(f"{self.name}: {error}: expected {taken}{meant}") from None
             values = {key: _checked(self.name, key, value) for key, value in bound.items()}
             function = tuple((type(value), value) for value in values.values())
             found = self._functions.setdefault(function, PrebuiltFunction(self, values))
@@ -260,7 +265,7 @@ class DeclaredKernel:
             if target not in KNOWN_TARGETS:
                 raise self._refusal(
                     f"unknown target {target!r}: expected some of {', '.join(KNOWN_TARGETS)}"
-                    + did_you_mean(target, KNOWN_TARGETS)
+                    + target_meant(target, KNOWN_TARGETS)
                 )
         if not self.targets:
             raise self._refusal(f"no targets: expected some of {', '.join(KNOWN_TARGETS)}")

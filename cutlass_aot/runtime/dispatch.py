@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cutlass_aot.errors import CutlassAotError, KernelNotFound
+from cutlass_aot.errors import CutlassAotError, KernelNotFound, OperandError
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.call import call, requires_gradient, without_gradients
 from cutlass_aot.runtime.launching.library import Library
@@ -284,8 +284,24 @@ class Dispatcher:
             return found
 
 
+_KEYWORDS = ("accumulator", "epilogue", "gpu", "operation", "parameters", "stream", "target", "workspace")
+"""Keywords of calls that are no operands."""
+
+
 def in_order(computation: Computation, operands: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The operands of a call, those given by name last, in order of their names."""
+    """The operands of a call, those given by name last, in order of their names.
+
+    OperandError for text or a table, which is no operand: it is for another keyword, which is misspelt.
+    """
+    for name, operand in named.items():
+        if isinstance(operand, (str, dict)):
+            # Imported here: a launch needs no words.
+            from cutlass_aot.schema.words import did_you_mean
+
+            raise OperandError(
+                f"unknown keyword {name!r}: an operand is a tensor or a number, got {operand!r}"
+                + did_you_mean(name, _KEYWORDS)
+            )
     return (*operands, *(named[name] for name in computation.names)) if named else tuple(operands)
 
 

@@ -4,7 +4,7 @@ Only what a cited source says is here; nothing is guessed.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from cutlass_aot.schema.versions import release as parts_of
@@ -89,6 +89,7 @@ it, which was 10.1 before.
 """
 
 _WORD = re.compile(r"[a-z0-9]+")
+_VENDOR = "nvidia"
 
 
 def cuda_of_driver(release: str) -> tuple[int, int] | None:
@@ -112,11 +113,29 @@ def compute_capability_of(model: str) -> tuple[int, int] | None:
 
     Whole words are compared, ignoring case: ``NVIDIA A100-SXM4-80GB`` is an A100, not an A10.
     """
-    words = _WORD.findall(model.lower())
     matching = [
-        (len(parts), capability)
+        (len(key.split()), capability)
         for key, capability in COMPUTE_CAPABILITIES.items()
-        if (parts := key.lower().split())
-        and any(words[at : at + len(parts)] == parts for at in range(len(words) - len(parts) + 1))
+        if _has_words(model, key)
     ]
     return max(matching, default=(0, None), key=lambda item: item[0])[1]
+
+
+def models_named(name: str, models: Iterable[str]) -> tuple[str, ...]:
+    """Those of the models, named as their drivers do, that a name such as ``h200`` stands for.
+
+    Case does not matter, and the vendor may be left out, and then also what follows the model: ``H100`` is an
+    ``NVIDIA H100 PCIe``. ``NVIDIA H100`` is not, since a driver gives this name to another model.
+    """
+    known = tuple(models)
+    same = tuple(model for model in known if _WORD.findall(model.lower()) == _WORD.findall(name.lower()))
+    if same or _VENDOR in _WORD.findall(name.lower()) or compute_capability_of(name) is None:
+        return same
+    whole = models_named(f"{_VENDOR} {name}", known)
+    return whole or tuple(model for model in known if _has_words(model, name))
+
+
+def _has_words(model: str, part: str) -> bool:
+    """Whether the words of a part stand in a model's name, one after the other."""
+    words, parts = _WORD.findall(model.lower()), _WORD.findall(part.lower())
+    return any(words[at : at + len(parts)] == parts for at in range(len(words) - len(parts) + 1))

@@ -4,6 +4,7 @@ Each generator declares the targets that it compiles for.
 """
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -75,6 +76,35 @@ _FIRST_CUDA = (
     (103, (12, 9)), (110, (13, 0)), (120, (12, 8)), (121, (12, 9)),
 )  # fmt: skip
 """Compute capability as one number, and the first CUDA version whose driver supports it."""
+
+_OLDER = (70, 75, 87)
+"""Further compute capabilities of GPUs: V100, T4, Orin. Source: as of :mod:`cutlass_aot.schema.drivers`."""
+
+_WRITTEN = re.compile(r"(?:sm|compute)?[_ -]?(\d{1,2})[.]?(\d)([af]?)", re.ASCII | re.IGNORECASE)
+
+
+def target_meant(found: object, known: Iterable[str]) -> str:
+    """The end of a message about a target that is none of the known: which of them may be meant instead.
+
+    Other letters of one number look alike, and a misspelt number does; but GPUs of another number, such as
+    sm_120a beside sm_100a, run other code. Those that run on the GPU are named then, also for its model.
+    """
+    from cutlass_aot.schema.drivers import compute_capability_of
+    from cutlass_aot.schema.words import did_you_mean
+
+    names = list(known)
+    match = _WRITTEN.fullmatch(found) if isinstance(found, str) else None
+    capability = (int(match[1]), int(match[2])) if match else compute_capability_of(str(found))
+    alike = [name for name in names if capability == Target.parse(name)[:2]]
+    if match and alike:
+        return f"; did you mean {' or '.join(map(repr, alike))}?"
+    if capability is None or 10 * capability[0] + capability[1] not in (*_OLDER, *dict(_FIRST_CUDA)):
+        return did_you_mean(found, names)
+    running = [name for name in names if Target.parse(name).runs_on(capability)]
+    verb = "run" if len(running) > 1 else "runs"
+    where = f"on GPUs of compute capability {capability[0]}.{capability[1]}"
+    return f"; {' and '.join(running) or 'none of these'} {verb} {where}"
+
 
 _FAMILIES_SINCE = (12, 9)
 _TEGRA = frozenset({(8, 7)})

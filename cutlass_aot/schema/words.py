@@ -40,13 +40,19 @@ def did_you_mean(found: object, known: Iterable[str]) -> str:
 
     ``""`` if none of the known words is close to it. Case does not matter.
     """
+    meant = closest(found, known)
+    return f"; did you mean {meant!r}?" if meant is not None else ""
+
+
+def closest(found: object, known: Iterable[str]) -> str | None:
+    """The known word that is most like another one; None if none is close to it. Case does not matter."""
     if not isinstance(found, str) or len(found) > _LONGEST_WORD:
-        return ""
+        return None
     from difflib import get_close_matches
 
     words = {word.lower(): word for word in known if len(word) <= _LONGEST_WORD}
     close = get_close_matches(found.lower(), words, 1)
-    return f"; did you mean {words[close[0]]!r}?" if close else ""
+    return words[close[0]] if close else None
 
 
 def duration(seconds: float) -> str:

@@ -23,24 +23,27 @@ def test_it_is_short() -> None:
     assert len(TEXT.splitlines()) <= 150
 
 
-def test_the_first_two_commands_make_a_bundle_and_test_it() -> None:
+def test_the_first_commands_make_a_bundle_test_it_and_enter_the_environment() -> None:
     commands = [line.split("#")[0].strip() for line in blocks("bash")[0].splitlines()]
-    assert commands == ["make bundle", "make test"]
+    assert commands == ["make bundle", "make test", "source .venv/bin/activate"]
     makefile = (REPOSITORY / "Makefile").read_text()
     assert "make test" in (REPOSITORY / ".ci" / "run").read_text()
     assert re.search(r"^bundle:.*\n\t.*build manifests/sm100.toml", makefile, re.MULTILINE)
     assert re.search(r"^test: bundle\n(?:\t.*\n)*\t.*pytest", makefile, re.MULTILINE)
 
 
+def test_no_command_comes_before_the_environment_that_has_it() -> None:
+    shown = [block.text for block in BLOCKS if block.language.startswith("bash")]
+    (entered,) = (number for number, text in enumerate(shown) if "source .venv/bin/activate" in text)
+    before = [line for text in shown[: entered + 1] for line in text.splitlines()]
+    assert [line.split()[0] for line in before] == ["make", "make", "source"]
+    assert not re.search(r"`cutlass-aot [a-z]", TEXT[: TEXT.index("source .venv/bin/activate")])
+
+
 @pytest.mark.compile
 def test_the_commands_run_as_they_are_written() -> None:
-    # The first block is what makes this environment and runs this test; `source` enters it.
-    commands = [
-        line
-        for block in blocks("bash")[1:]
-        for line in block.splitlines()
-        if line and not line.startswith("source ")
-    ]
+    # The first block is what makes and enters this environment and runs this test, the second has its own.
+    commands = [line for block in blocks("bash")[2:] for line in block.splitlines()]
     assert [line.split()[1] for line in commands] == ["build", "ls", "verify", "wheel"]
     run_commands(commands)
 
@@ -51,9 +54,10 @@ def test_the_manifest_is_built(tmp_path: Path) -> None:
     (tmp_path / block.file).write_text(block.text, encoding="utf-8")
     assert len(block.text.splitlines()) <= 6
     manifest = load_manifest(tmp_path / block.file)
-    (command,) = re.findall(rf"`(cutlass-aot build {re.escape(block.file)})` makes five kernels", TEXT)
-    (said,) = run_commands([command], tmp_path)
+    assert blocks("bash")[1] == f"cutlass-aot build {block.file}\n"
+    (said,) = run_commands(blocks("bash")[1].splitlines(), tmp_path)
     assert f"{manifest.name}: 5 kernels" in said
+    assert "makes five kernels of it" in TEXT
     assert f'"build/bundles/{manifest.name}"' in blocks("python gpu")[0]
 
 

@@ -53,6 +53,8 @@ def samples(log: Path) -> list[Event]:
     items = [kernel(number) for number in range(4)]
     return [
         events.Enumerating(3),
+        events.Importing(),
+        events.Imported(3.14159),
         events.Ranking(7),
         events.Running("python warm.py", "sm_100a"),
         events.Ran("python warm.py", "sm_100a", 5, 4, 1),

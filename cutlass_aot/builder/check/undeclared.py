@@ -27,6 +27,7 @@ from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.registry import GeneratorReference, find
 from cutlass_aot.manifest.filters import spread
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
+from cutlass_aot.schema.targets import target_meant
 
 MAX_COMBINATIONS = 3
 """Combinations of parameters that are traced: the first, one in the middle, the last."""
@@ -156,7 +157,10 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
         )
     targets = generator.targets(name)
     if target is not None and target not in targets:
-        raise GeneratorError(f"kernel {name!r} is declared for {', '.join(targets)}, not for {target}")
+        raise GeneratorError(
+            f"kernel {name!r} is declared for {', '.join(targets)}, not for {target}"
+            + target_meant(target, targets)
+        )
     with (
         temporary_folder() as folder,
         _Tracer(reference, target or targets[0], folder) as tracer,

@@ -85,6 +85,7 @@ class Pool:
         dsl_roots: directories that the DSL may be imported from; empty for anywhere.
         sources: module to the SHA-256 of the source file that keys were made from: workers that import
             another one are refused. Modules not named here are not compared.
+        importing: called with None before the modules are imported, and with the seconds that it took after.
     """
 
     size: int
@@ -92,6 +93,7 @@ class Pool:
     timeout: float = 600.0
     dsl_roots: tuple[Path, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    importing: Callable[[float | None], None] = lambda _seconds: None
     _fork_server: ForkServer | None = None
     _logs: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _workers: list[_Worker] = field(default_factory=list)
@@ -206,10 +208,15 @@ class Pool:
         return Result(job, reply.result, log=log)
 
     def _new_worker(self) -> _Worker:
+        begin = time.monotonic() if self._fork_server is None else None
+        if begin is not None:
+            self.importing(None)
         fork_server = self._started_fork_server()
         self._started += 1
         log = fork_server.directory / f"worker-{self._started}.log"
         worker = _Worker(*fork_server.fork(log), log)
+        if begin is not None:
+            self.importing(time.monotonic() - begin)
         self._workers.append(worker)
         return worker
 

@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 import cutlass_aot
+from cutlass_aot.builder import events
 from cutlass_aot.builder.compile.pool import Pool
+from cutlass_aot.builder.events import Listener
 from cutlass_aot.builder.inputs.file_digests import Files, Seen
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.plan import plan as planning
@@ -73,9 +75,13 @@ class Tools:
         """The generators' modules, which a worker has to import."""
         return tuple(sorted({m for g in self.sources.instances.values() for m in g.modules}))
 
-    def pool(self, jobs: int, timeout: float) -> Pool:
+    def pool(self, jobs: int, timeout: float, tell: Listener) -> Pool:
         """A pool of workers on this machine, which starts nothing before there is work."""
-        return Pool(jobs, self.modules, timeout, self.compiler.roots, self.generator_sources)
+
+        def importing(seconds: float | None) -> None:
+            tell(events.Importing() if seconds is None else events.Imported(seconds))
+
+        return Pool(jobs, self.modules, timeout, self.compiler.roots, self.generator_sources, importing)
 
 
 @dataclass(frozen=True)

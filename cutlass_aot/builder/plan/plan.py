@@ -25,6 +25,7 @@ from cutlass_aot.schema.kernels.epilogue import NUMBER
 from cutlass_aot.schema.kernels.formula import ACCUMULATOR
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.key import key
+from cutlass_aot.schema.targets import target_meant
 from cutlass_aot.schema.words import did_you_mean, few
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
@@ -75,7 +76,7 @@ def _check_table(table: KernelTable, generator: Generator) -> None:
         if target not in possible:
             raise ManifestError(
                 f"{table.where}: generator {generator.name!r} cannot serve target {target}: "
-                f"expected some of {', '.join(possible)}{did_you_mean(target, possible)}"
+                f"expected some of {', '.join(possible)}{target_meant(target, possible)}"
             )
     filters = (*table.filters, *(item for group in table.exclude for item in group))
     _check_filters(filters, generator, table.where, TABLE_KEYS)

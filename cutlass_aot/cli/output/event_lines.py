@@ -15,6 +15,8 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 
 NAMES: dict[type[Event], str] = {
     events.Enumerating: "enumerating",
+    events.Importing: "importing",
+    events.Imported: "imported",
     events.Ranking: "ranking",
     events.Running: "running",
     events.Ran: "ran",
@@ -50,16 +52,19 @@ class EventLines:
     def _fields(self, event: Event) -> dict[str, Any]:
         match event:
             case events.Planned(kernels, warnings):
-                present = len(kernels) - event.missing
+                before = event.failed_before
+                present = len(kernels) - event.missing - before
                 counts = {"kernels": len(kernels), "missing": event.missing, "present": present}
-                return {**counts, "warnings": list(warnings)}
+                return {**counts, "failed_before": before, "warnings": list(warnings)}
+            case events.Imported(seconds):
+                return {"seconds": round(seconds, 3)}
             case events.Started(kernel):
                 return self._kernel(kernel)
             case events.Compiled(kernel, artifact) | events.Shared(kernel, artifact):
                 return {**self._kernel(kernel), **_artifact(artifact)}
             case events.Failed(failure):
                 reason = {"reason": failure.headline, "detail": failure.detail, "log": str(failure.log)}
-                return {**self._kernel(failure.kernel), **reason}
+                return {**self._kernel(failure.kernel), **reason, "before": failure.before}
             case events.Linked(library, kernels, size, seconds, host):
                 seconds = None if seconds is None else round(seconds, 3)
                 linked = {"library": library, "host": host, "kernels": kernels}

@@ -33,7 +33,8 @@ class Progress:
 
     ``doing`` is what happens before there is a plan, ``""`` after, and ``since`` when that began. ``total``
     counts the kernels to compile, ``cached`` those found in the store, also if another builder put them there
-    meanwhile. ``libraries`` is 0 as long as it is not known how many are to be linked.
+    meanwhile, and ``failed_before`` those that failed in an earlier build. ``libraries`` is 0 as long as it
+    is not known how many are to be linked.
     """
 
     now: Callable[[], float] = time.monotonic
@@ -44,8 +45,10 @@ class Progress:
     cached: int = 0
     compiled: int = 0
     failed: int = 0
+    failed_before: int = 0
     libraries: int = 0
     linked: int = 0
+    _interrupted: tuple[str, float] = ("", 0.0)
     _shared: int = 0
     _begin: float = 0.0
     _running: dict[str, tuple[Kernel, float]] = field(default_factory=dict)
@@ -57,13 +60,19 @@ class Progress:
         match event:
             case events.Enumerating(problems):
                 self._begin_doing(f"enumerating {plural(problems, 'problem')}")
+            case events.Importing():
+                self._interrupted = (self.doing, self.since)
+                self._begin_doing("importing the DSL")
+            case events.Imported():
+                self.doing, self.since = self._interrupted
             case events.Ranking(shapes):
                 self._begin_doing(f"ranking for {plural(shapes, 'shape')}")
             case events.Running(command, target):
                 self._begin_doing(f"recording {command} for {target}")
             case events.Planned(kernels):
                 self.doing, self.planned, self.total = "", True, event.missing
-                self.cached = len(kernels) - event.missing
+                self.failed_before = event.failed_before
+                self.cached = len(kernels) - event.missing - event.failed_before
                 self._begin = self.now()
                 self._ended.append(self._begin)
             case events.Started(kernel):
@@ -77,7 +86,7 @@ class Progress:
                 self.cached += 1
                 self._shared += 1
                 self._end(kernel)
-            case events.Failed(failure):
+            case events.Failed(failure) if not failure.before:
                 self.failed += 1
                 self._end(failure.kernel)
             case events.Linking(libraries):
@@ -124,7 +133,9 @@ class Progress:
 
     def plan(self) -> str:
         """What there is to compile, in one line."""
-        return f"plan: {plural(self.total, 'kernel')} to build, {self.cached} present"
+        line = f"plan: {plural(self.total, 'kernel')} to build, {self.cached} present"
+        before = f", {self.failed_before} failed in an earlier build and not compiled again without --retry"
+        return line + before if self.failed_before else line
 
     def summary(self) -> str:
         """The outcome of compiling, in one line."""
@@ -171,7 +182,7 @@ class PlainReport(Notes):
         super().__call__(event)
         self._progress.take(event)
         match event:
-            case events.Enumerating() | events.Ranking() | events.Running():
+            case events.Enumerating() | events.Importing() | events.Ranking() | events.Running():
                 self._say(self._progress.doing)
             case events.Ran(command, target, requests, compiled, failed):
                 made = f"{plural(requests + failed, 'request')}, {compiled} compiled"
@@ -179,6 +190,8 @@ class PlainReport(Notes):
                 self._say(f"recorded {command} for {target}: {made}")
             case events.Planned():
                 self._say(self._progress.plan())
+            case events.Failed(failure) if failure.before:
+                pass  # Nothing was done for it now.
             case events.Compiled() | events.Shared() | events.Failed():
                 self._step()
             case events.Linking(libraries):
@@ -293,6 +306,7 @@ def _speed(progress: Progress) -> list[str]:
 def _state(progress: Progress, width: int) -> list[str]:
     """Lines below the bar: kernels from the store, failures, and the kernel that is taking longest."""
     line = f"{progress.cached} cached, {progress.failed} failed"
+    line += f", {progress.failed_before} before" if progress.failed_before else ""
     if progress.running is None:
         return [line]
     kernel, seconds, count = progress.running
@@ -322,7 +336,8 @@ def _failure_line(failure: Failure) -> str:
     reason = failure.headline
     if reason.startswith("timed out after"):
         reason += "; --timeout gives more"
-    return f"failed: {failure.kernel.name}: {reason or 'no reason given'} (log: {failure.log})"
+    state = "failed in an earlier build" if failure.before else "failed"
+    return f"{state}: {failure.kernel.name}: {reason or 'no reason given'} (log: {failure.log})"
 
 
 def make_report(*, quiet: bool = False) -> Notes:

@@ -7,7 +7,7 @@ for this machine or another.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cutlass_aot.schema.bundles.catalog import Catalog, VersionRequirements
@@ -273,9 +273,26 @@ def _driver(machine: Machine, cuda: tuple[int, int] | None, requirements: Requir
         problem = (
             f"the driver (release {machine.driver.release}) is for no CUDA version that is known, {required}"
         )
-    # The advice names one upgrade that is enough.
-    enough = max([lowest, *more.values()])
-    yield Reason("driver", problem, upgrade_to(enough, "upgrade" if machine.driver else "install"))
+    advice = upgrade_to(lowest, "upgrade" if machine.driver else "install")
+    if more:
+        advice += f" for {_with(by_target, lowest)}"
+        advice += "".join(
+            f", {_release(cuda)} for {_with(by_target, cuda)}" for cuda in sorted({*more.values()})
+        )
+    yield Reason("driver", problem, advice)
+
+
+def _with(by_target: Mapping[str, tuple[int, int]], cuda: tuple[int, int]) -> str:
+    """The targets that need this CUDA version."""
+    *others, last = (name for name, other in by_target.items() if other == cuda)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _release(cuda: tuple[int, int]) -> str:
+    """The first driver for a CUDA version as text, or the version where no driver for it is known."""
+    from cutlass_aot.schema.drivers import first_driver
+
+    return first_driver(cuda) or f"one for CUDA {text_of(cuda)}"
 
 
 def _gpu(gpu: Gpu, cuda: tuple[int, int] | None, requirements: Requirements) -> GpuAnswer:

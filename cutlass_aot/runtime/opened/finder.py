@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import (
@@ -41,11 +41,13 @@ class Expected(NamedTuple):
         microseconds: its time, measured at this problem or estimated; None if neither is known, as of kernels
             that are not GEMMs.
         bound: what takes most of it, ``launch``, ``compute`` or ``memory``; ``""`` if that is not known.
+        cost: its value by the cost formula of its declaration; None without one.
     """
 
     kernel: KernelHandle
     microseconds: float | None
     bound: str
+    cost: float | None = None
 
 
 class Choice:
@@ -183,6 +185,7 @@ class _Match(NamedTuple):
     handles: Sequence[KernelHandles]
     extents: Extents
     machine: Machine
+    costs: Callable[[], Mapping[str, float]] | None
 
     def best(self) -> KernelHandle:
         """The preferred kernel."""
@@ -202,11 +205,13 @@ class _Match(NamedTuple):
         preference, candidates = self.preference, self.serving.candidates()
         times = dict(zip(preference.digests, preference.expected, strict=False))
         estimates = tiers.estimates(self.serving.known, candidates, self.extents, self.machine)
+        costs = self.costs() if self.costs else {}
         found = []
         for handle in self.ordered():
             own = estimates.get(handle.digest)
             time = times.get(handle.digest, None if own is None else own.microseconds)
-            found.append(Expected(handle, time, "" if own is None else own.bound))
+            bound = "" if own is None else own.bound
+            found.append(Expected(handle, time, bound, costs.get(handle.digest)))
         return tuple(found)
 
     def ordered(self) -> list[KernelHandle]:
@@ -264,6 +269,27 @@ class Finder:
     ) -> Choice:
         """The kernel that a launch on operands takes; see :meth:`cutlass_aot.Bundle.choose`."""
         return next(self._matches(self.prepare(computation, operands, target), target, gpu)).choice()
+
+    @cached_property
+    def tuned_for(self) -> tuple[str, ...]:
+        """GPU models, as their drivers name them, on which kernels were measured."""
+        models = {ranking.gpu for group in self.groups for ranking in group.rankings if ranking.measured}
+        return tuple(sorted(models))
+
+    def _model(self, gpu: str) -> str:
+        """The GPU model that was measured by another way to write its name, such as ``h200``; or the name.
+
+        OperandError if several can be meant.
+        """
+        # Imported here: a launch names no model.
+        from cutlass_aot.schema.drivers import models_named
+
+        found = models_named(gpu, self.tuned_for)
+        if len(found) > 1:
+            raise OperandError(
+                f"gpu {gpu!r} can be {' or '.join(found)}, on each of which the bundle was measured: name one"
+            )
+        return found[0] if found else gpu
 
     def explain(
         self, computation: Computation, operands: Sequence[Any], target: str | None
@@ -325,6 +351,8 @@ class Finder:
                 f"gpu {gpu!r} alone does not say which target it runs: name the target too, one of "
                 f"{', '.join(self.targets)}"
             )
+        if gpu is not None and ordinal < 0:
+            gpu = self._model(gpu)
         found = False
         for name in query.targets:
             entries = match.serving(self.groups, query, name)
@@ -344,7 +372,7 @@ class Finder:
                 serving.known, serving.candidates, extents, model, machine, fastest, costs
             )
             found = True
-            yield _Match(preference, serving, handles, extents, machine)
+            yield _Match(preference, serving, handles, extents, machine, costs)
             if ordinal >= 0:
                 break
         if not found:

@@ -256,7 +256,11 @@ def modelled(rankings: Iterable[Ranked], extents: Extents) -> Preference | None:
 def declared(costs: Mapping[str, float]) -> Preference:
     """The fifth tier: by the author's formula; equals are in the order given."""
     order = tuple(sorted(costs, key=costs.__getitem__))
-    reason = f"the least by the cost formula of its declaration, {costs[order[0]]:g}"
+    least = costs[order[0]]
+    equals = sum(cost == least for cost in costs.values())
+    reason = f"the least by the cost formula of its declaration, {least:.9g}"
+    if equals > 1:
+        reason += f", the first of {equals} kernels with this value"
     return Preference("declared", reason, order)
 
 

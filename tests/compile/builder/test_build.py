@@ -125,6 +125,17 @@ def test_an_output_that_cannot_be_written_is_found_before_anything_compiles(tmp_
     assert not (tmp_path / "store" / "records").exists()
 
 
+def test_a_manifest_whose_plan_is_refused_leaves_nothing(tmp_path):
+    (tmp_path / "m.toml").write_text(SMOKE.read_text().replace('"128x128"', '"128x821"'))
+    result = command(
+        *("build", tmp_path / "m.toml", "--store", tmp_path / "store", "--out", tmp_path / "out"),
+        *("--report", tmp_path / "pages" / "page.html"),
+    )
+    assert result.returncode == 2, result.stderr
+    assert "no kernel is left" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["m.toml"]
+
+
 def test_an_output_that_becomes_unwritable_is_found_before_anything_compiles(built, store, tmp_path):
     shutil.copytree(built / "out", tmp_path / "out")
     (tmp_path / "out" / "smoke" / "notes.txt").touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,14 @@ def test_the_lines_say_what_the_kernel_needs(folder: Path) -> None:
         "kernel", "compiled in", "registers", "spills", "shared memory", "block", "occupancy", "run",
     ]  # fmt: skip
     assert "; the first of 4 that match" in done.stdout
+    times = re.search(
+        r"compiled in +([0-9.]+) s for sm_\w+; ([0-9.]+) s in all, .* took ([0-9.]+) s", done.stdout
+    )
+    assert times is not None
+    compiled, whole, imported = map(float, times.groups())
+    assert whole >= compiled + imported - 0.1
+    assert imported > 0
+    assert re.fullmatch("importing the DSL\ncompiling soft_cap-.*\n", done.stderr)
 
 
 def test_what_does_not_compile_shows_the_reason_and_the_line(folder: Path) -> None:
@@ -101,7 +110,10 @@ def test_what_no_gpu_can_launch_is_said(folder: Path) -> None:
     finally:
         kernels.write_text(right)
     assert done.returncode == 1
-    assert done.stderr == "error: a block asks for 409.6 KB of shared memory, and can have 166.9 KB\n"
+    assert (
+        done.stderr.splitlines()[-1]
+        == "error: a block asks for 409.6 KB of shared memory, and can have 166.9 KB"
+    )
     assert "0 blocks an SM" in done.stdout
 
 

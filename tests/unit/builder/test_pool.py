@@ -316,7 +316,7 @@ def test_a_build_tells_its_pool_what_its_keys_come_from(tmp_path):
     (tmp_path / "m.toml").write_bytes(MANIFEST)
     tools = load_inputs(tmp_path / "m.toml", tmp_path / "store", linkers=False).tools
     digest = hashlib.sha256((REPOSITORY / "tests" / "support" / "misbehaving.py").read_bytes()).hexdigest()
-    assert tools.pool(1, 1.0).sources == {"tests.support.misbehaving": digest}
+    assert tools.pool(1, 1.0, lambda _event: None).sources == {"tests.support.misbehaving": digest}
 
 
 def test_a_dead_fork_server_is_an_error_with_a_reason(tmp_path):

@@ -94,10 +94,7 @@ def test_json(run: Run, bundle: Path) -> None:
 def test_a_problem_that_nothing_serves_is_told(run: Run, bundle: Path) -> None:
     status, out, errors = run(bundle, "--m", 5, "--n", 64, "--k", 63)
     assert (status, out) == (1, "")
-    assert (
-        "small has no GEMM for 5x64x63: gemm-bf16.bf16.bf16-f32-tnt-sm_90a: operand `a` is unsupported: "
-        in errors
-    )
+    assert "small has no GEMM for 5x64x63: operand `a` is unsupported: expected " in errors
 
 
 @pytest.mark.parametrize("missing", ["--m", "--n", "--k"])
@@ -126,11 +123,14 @@ def test_a_kernel_of_ones_own_is_chosen_by_its_extents(run: Run, own: Path) -> N
     assert [line.split()[-1].rpartition("-")[0].rpartition("f32-")[2] for line in lines[2:]] == [
         "threads256-wide", "threads256", "threads128",
     ]  # fmt: skip
-    assert [line.split()[0] for line in lines[2:]] == ["-"] * 3
+    assert lines[1].split() == ["cost", "kernel"]
+    # ceil(1000000 / threads / 132) is 30 or 60.
+    assert [line.split()[0] for line in lines[2:]] == ["9599", "9600", "11520"]
     status, out, _ = run(own, "--extent", "N=1000", "--dtypes", "f32.f32", "--json")
     (record,) = json.loads(out)
     assert record["tier"] == "declared"
     assert "threads128" in record["kernels"][0]["name"]
+    assert [kernel["cost"] for kernel in record["kernels"]] == [192, 319, 320]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,12 @@ def test_a_kernel_of_ones_own_is_chosen_by_its_extents(run: Run, own: Path) -> N
     [
         (
             ("--extent", "M=4"),
-            "own has no kernel for M = 4: tuned-bf16.bf16-tt-sm_90a-bf16: its extents are N",
+            "own has no kernel for M = 4: --extent N is missing, there is no extent M; its extents are N "
+            "(tuned-bf16.bf16-tt-sm_90a-bf16, tuned-f32.f32-tt-sm_90a-f32)",
+        ),
+        (
+            ("--extent", "n=4"),
+            "own has no kernel for n = 4: --extent N is missing, there is no extent n; did you mean 'N'?",
         ),
         (("--extent", "N=4", "--m", "1"), "--extent is for what is not a GEMM"),
         (("--extent", "N=0"), "N=0: expected a whole number from 1 to 9223372036854775807"),
@@ -156,10 +161,56 @@ def test_extents_that_no_kernel_has_are_refused(
     assert problem.removeprefix("own") in " ".join(errors.split())
 
 
-def made_of(folder: Path, *operands: Operand) -> Path:
+def test_equal_costs_are_told(run: Run, tmp_path: Path) -> None:
+    status, out, _ = run(made_of(tmp_path / "b", *VECTORS, cost="ceil(N / 1024)"), "--extent", "N=4096")
+    assert status == 0
+    title, _, rows = out.partition("cost  kernel")
+    assert "formula of its declaration, 4, the first of 2 kernels with this value" in " ".join(title.split())
+    assert [row.split()[0] for row in rows.splitlines()[1:]] == ["4", "4"]
+
+
+def test_a_reason_is_told_once_for_all_groups(run: Run, own: Path) -> None:
+    _, _, errors = run(own, "--extent", "M=4", "--extent", "N=4")
+    assert errors.count("its extents are N") == errors.count("there is no extent M") == 1
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "nvidia h200", "H200", "h200"])
+def test_a_gpu_is_named_as_people_write_it(run: Run, bundle: Path, name: str) -> None:
+    status, out, _ = run(bundle, *SIZES, "--gpu", name, "--dtypes", "f16.*")
+    assert status == 0
+    assert out.startswith("gemm-f16.f16.f16-f32-tnt-sm_90a: tuned: ")
+
+
+def test_a_gpu_that_was_not_measured_is_said_to_be_so(run: Run, bundle: Path) -> None:
+    status, out, _ = run(bundle, *SIZES, "--gpu", "H100", "--dtypes", "f16.*")
+    assert status == 0
+    assert "measured on NVIDIA H200, not on 'H100'" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("name", "meant"), [("NVIDIAH200", "NVIDIA H200"), ("H2000", "H200"), ("xyz", "")])
+def test_a_gpu_that_nobody_knows_is_refused(run: Run, bundle: Path, name: str, meant: str) -> None:
+    status, out, errors = run(bundle, *SIZES, "--gpu", name)
+    assert (status, out) == (2, "")
+    assert (
+        f"nothing is known of a GPU model {name!r}: expected NVIDIA H200, on which small was measured"
+        in errors
+    )
+    assert f"did you mean {meant!r}?" in errors if meant else "did you mean" not in errors
+
+
+def test_targets_that_a_gpu_does_not_run_are_left_out(run: Run, bundle: Path) -> None:
+    status, _, errors = run(bundle, *SIZES, "--gpu", "B200")
+    assert status == 1
+    assert "sm_90a does not run on compute capability 10.0 of B200" in errors
+
+
+VECTORS = (Operand("x", "f32", ("N",)), Operand("out", "f32", ("N",), written=True))
+
+
+def made_of(folder: Path, *operands: Operand, cost: str = "") -> Path:
     """A bundle of kernels of one's own with these operands."""
     constraints = tuple(operand.constraint() for operand in operands)
-    found = [gemm(operation="own", design={"threads": threads}) for threads in (128, 256)]
+    found = [gemm(operation="own", design={"threads": threads}, cost=cost) for threads in (128, 256)]
     return small_bundle(folder, [replace(kernel, operands=constraints, accumulator="") for kernel in found])
 
 
@@ -212,4 +263,6 @@ def test_show_says_what_a_groups_choices_are_known_by(
 def test_filters_that_leave_nothing_are_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["choose", str(bundle), "--m", "4", "--n", "64", "--k", "64", "--target", "sm_90"])
-    assert capsys.readouterr().err.endswith("has no GEMM for 4x64x64: no GEMM matches the filters\n")
+    assert capsys.readouterr().err.endswith(
+        "has no GEMM for 4x64x64: no GEMM matches the filters; it has --target: sm_90a\n"
+    )

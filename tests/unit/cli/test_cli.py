@@ -115,7 +115,10 @@ def test_wrong_use_exits_with_2(run, arguments, message):
 def test_a_bad_manifest_exits_with_2_and_leaves_nothing(run, tmp_path):
     manifest = tmp_path / "m.toml"
     manifest.write_text('[bundle]\nname = "x"\ntargets = ["sm_91"]\ndevice = "h200"\n')
-    status, _, errors = run("build", manifest, "--store", tmp_path / "store", "--out", tmp_path / "out")
+    status, _, errors = run(
+        *("build", manifest, "--store", tmp_path / "store", "--out", tmp_path / "out"),
+        *("--report", tmp_path / "pages" / "page.html"),
+    )
     assert status == 2
     assert errors.startswith(f"error: {manifest}: bundle.targets: unknown 'sm_91'")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.toml"]
@@ -272,6 +275,52 @@ def test_a_failed_build_says_each_reason_in_one_line_and_then_in_full_with_its_k
     ]
 
 
+def test_a_failure_that_is_remembered_is_said_to_be_so(run, monkeypatch, tmp_path):
+    from cutlass_aot.builder import build as pipeline
+
+    first, second, third = designs()[:3]
+    failures = [
+        Failure(item, "ValueError: wrong", tmp_path / "log", before=item is first) for item in (first, second)
+    ]
+
+    def build(manifest, out, settings, share):
+        planned = (
+            PlannedKernel(first, "0" * 64, None, "", failed="ValueError: wrong"),
+            *(PlannedKernel(kernel, "0" * 64, None, "") for kernel in (second, third)),
+        )
+        settings.tell(Planned(planned, (), failed_before=1))
+        for failure in failures:
+            settings.tell(Failed(failure))
+        settings.tell(Compiled(third, ARTIFACT))
+        return pipeline.BuildResult(out / "b", 3, 1, tuple(failures), False)
+
+    monkeypatch.setattr(pipeline, "build", build)
+    status, _, errors = run("build", "m.toml")
+    assert status == 1
+    assert errors.splitlines() == [
+        "plan: 2 kernels to build, 0 present, 1 failed in an earlier build and not compiled again without "
+        "--retry",
+        f"failed in an earlier build: {first.name}: ValueError: wrong (log: {tmp_path / 'log'})",
+        "compiling: 1/2 in 0 s, 1 failed",
+        f"finished: 1 kernel compiled in 0 s, 1 failed; slowest 1.0 s: {third.name}",
+        "2 kernels of 3 failed, 1 in an earlier build:",
+        "",
+        "  ValueError: wrong",
+        f"  2 kernels, 1 in an earlier build: {first.name}, {second.name}",
+        f"  log: {tmp_path / 'log'}",
+        "",
+        "1 kernel failed in an earlier build with the same sources and toolchain, not compiled again: "
+        "cutlass-aot build m.toml --retry does that",
+        "nothing was written; what compiled is in the store",
+    ]
+    status, out, _ = run("build", "m.toml", "--json")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert [event["before"] for event in told if event["event"] == "failed"] == [True, False]
+    assert [(event["missing"], event["failed_before"]) for event in told if event["event"] == "planned"] == [
+        (2, 1)
+    ]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("arguments", [["doctor"], ["--help"], ["generators", "--json"]])
 def test_a_full_disk_is_no_traceback(arguments):
@@ -418,6 +467,7 @@ def test_sizes_and_plurals_read_well():
         (("try", "swiglu", "--no-run"), "swiglu_fp8"),
         (("check", "swiglu_fp16"), "swiglu_fp8"),
         (("try", "swiglu_fp8", "--no-run", "--target", "sm_90"), "sm_90a"),
+        (("check", "swiglu_fp8", "--target", "sm90a"), "sm_90a"),
         (("show", "BUNDLE", "gemn-"), "gemm-"),
         (("doctor", "smal", "--json"), "small"),
         (("installed", "smal"), "small"),
@@ -473,7 +523,8 @@ def test_check_takes_the_file_that_declares_a_kernel(run, tmp_path, monkeypatch,
     monkeypatch.setattr(cutlass_aot.builder.check.undeclared, "undeclared", lambda name, target: [])
     status, out, err = run("check", form.format(file))
     name = "checked_file" if ":" in form else "checked_alone"
-    assert (status, out, err) == (0, f"{name}: its code follows from its parameters\n", "")
+    assert (status, out) == (0, f"{name}: its code follows from its parameters\n")
+    assert err == f"importing the DSL, compiling {name} several times\n"
 
 
 def test_check_says_which_file_and_which_names_it_takes(run, tmp_path):

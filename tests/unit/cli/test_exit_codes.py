@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -32,6 +33,47 @@ def test_every_error_exits_with_a_status_of_the_table() -> None:
     found = {kind.exit_code for kind in kinds if issubclass(kind, CutlassAotError)}
     assert found == {ExitCode.FAILED, ExitCode.MISUSED, ExitCode.UNTRUSTED}
     assert all(isinstance(code, ExitCode) for code in found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("module", ["traceback", "click", "locale", "inspect", "gettext"])
+def test_an_interrupt_while_the_command_line_is_imported_is_quiet(
+    tmp_path: Path, module: str, number: signal.Signals
+) -> None:
+    # Modules that the command line imports, first of all others of that name: each stands for one moment.
+    (tmp_path / f"{module}.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    # As installed from these sources.
+    script = re.search(
+        '^cutlass-aot = "(.+):(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert script is not None
+    code = f"from {script[1]} import {script[2]} as main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "doctor"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors) == (130, "", "")
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('on')\n"
+    )
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from cutlass_aot.__main__ import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "on\n"
 
 
 def test_a_command_that_a_signal_interrupts_exits_with_130(tmp_path: Path) -> None:

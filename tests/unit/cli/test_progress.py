@@ -115,6 +115,24 @@ def test_before_there_is_a_plan_it_says_what_it_waits_for(bars, clock):
     assert picture(report, 80) == []
 
 
+def test_it_says_that_it_waits_for_the_import_of_the_dsl(bars, clock, capsys):
+    report = bars()
+    report(events.Enumerating(12))
+    report(events.Importing())
+    clock.seconds += 6
+    assert picture(report, 80) == ["importing the DSL, 6 s"]
+    report(events.Imported(6.0))
+    assert picture(report, 80) == ["enumerating 12 problems, 6 s"]
+    # Where the plan is known, it is imported to compile.
+    report(planned([kernel(1)]))
+    report(events.Importing())
+    assert picture(report, 80) == ["importing the DSL, 0 s"]
+    report(events.Imported(1.0))
+    assert picture(report, 80)[0].startswith("compiling")
+    tell_all(PlainReport(), [events.Enumerating(1), events.Importing(), events.Imported(6.0)])
+    assert capsys.readouterr().err == "enumerating 1 problem\nimporting the DSL\n"
+
+
 def test_failures_and_the_end_stay_above_the_bars(bars, clock):
     report = bars()
     tell_all(report, build(clock, [kernel(number) for number in range(8)], present=2))
@@ -192,7 +210,8 @@ def test_every_event_is_one_line_of_sorted_plain_json(capsys):
     assert by_name["compiled"]["kernel"] == first.name
     assert by_name["compiled"]["seconds"] == 0.612
     assert by_name["planned"] | {"at": 0} == {
-        "event": "planned", "at": 0, "kernels": 4, "missing": 3, "present": 1, "warnings": ["no INT8 there"],
+        "event": "planned", "at": 0, "kernels": 4, "missing": 3, "present": 1, "failed_before": 0,
+            "warnings": ["no INT8 there"],
     }  # fmt: skip
     assert records[-1]["bundle"] == "out/b"
 

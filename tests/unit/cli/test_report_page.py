@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import itertools
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ import zipfile
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,7 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
+        self.source = text
         self.open: list[str] = []
         self.tags: Counter[str] = Counter()
         self.attributes: list[tuple[str, str | None]] = []
@@ -83,6 +86,14 @@ class Page(HTMLParser):
     @property
     def words(self) -> str:
         return " ".join(self.text.split())
+
+
+def rows_of(text: str, title: str) -> list[list[str]]:
+    """The cells of the table below a heading."""
+    _, _, below = text.partition(f"<h2>{title}</h2>")
+    table, _, _ = below.partition("</table>")
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in table.split("<tr>")[1:]]
+    return [[" ".join(re.sub("<[^>]*>", "", cell).split()) for cell in row] for row in rows]
 
 
 def check(text: str) -> Page:
@@ -199,8 +210,13 @@ def test_a_page_can_be_compared(clock, tmp_path):
 
 
 CHROMIUM = shutil.which("chromium")
+SEEN = """
+const made = document.createElement("pre");
+made.id = "seen";
+made.textContent = JSON.stringify(seen);
+document.body.append(made);
+"""
 ACT = """
-<script>
 const press = (title) => [...document.querySelectorAll("#head button")]
   .find((button) => button.textContent === title).click();
 const search = (words) => {
@@ -216,13 +232,68 @@ press("registers");
 seen.push(names());
 search("SM_90A present");
 seen.push(names(), document.getElementById("count").textContent);
-const made = document.createElement("pre");
-made.id = "seen";
-made.textContent = JSON.stringify(seen);
-document.body.append(made);
-</script>
-</body>
 """
+
+
+def seen_in_browser(folder: Path, page: str, script: str, width: int = 1000) -> Any:
+    """What a script at the end of a page puts into `seen`, in a window of this width."""
+    page = re.sub(r"<meta http-equiv[^>]*>", "", page)
+    (folder / "page.html").write_text(page.replace("</body>", f"<script>{script}{SEEN}</script></body>"))
+    done = subprocess.run(
+        [
+            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            f"--window-size={width},1000", f"--user-data-dir={folder / 'browser'}", "--dump-dom",
+            f"file://{folder / 'page.html'}",
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    return json.loads(html.unescape(done.stdout.split('<pre id="seen">')[1].split("</pre>")[0]))
+
+
+MEASURE = """
+const wide = (element) => element.scrollWidth > element.clientWidth;
+const seen = {
+  page: wide(document.documentElement),
+  tables: [...document.querySelectorAll(".scroll")].filter((item) => !item.closest("#list"))
+    .filter(wide).map((item) => [item.textContent.trim(), item.scrollWidth, item.clientWidth]),
+  broken: [...document.querySelectorAll("td.s code")].map((item) => item.getClientRects().length > 1),
+  labels: [...document.querySelectorAll("svg.chart")].map((chart) =>
+    [...chart.querySelectorAll("text.axis")].map((label) => {
+      const box = label.getBoundingClientRect();
+      return [box.left, box.right];
+    })),
+};
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+@pytest.mark.parametrize("width", [600, 1000, 1400])
+def test_tables_and_labels_have_room_in_a_browser(clock, tmp_path, width):
+    items = [kernel(n, group=n % 6, target=f"sm_{90 + 10 * (n % 2)}a") for n in range(40)]
+    made = [artifact(0.1 + 0.013 * n, registers=40 + 5 * n, spills=8 * (n % 2)) for n in range(40)]
+    facts = [replace(item.facts, shared_memory_bytes=256 * n) for n, item in enumerate(made)]
+    told = [
+        planned(items),
+        *(
+            events.Compiled(item, replace(one, facts=fact))
+            for item, one, fact in zip(items[1:], made, facts, strict=False)
+        ),
+        events.Failed(failure(items[0], tmp_path / "x.log", "an error\n" + "long " * 50)),
+        events.Finished(Path("b"), 40, 39, 1, False),
+    ]
+    sizes = FinalSizes(100_000, {item.digest: 2500.5 for item in items}, None)
+    dynamic = {item.digest: 229_600 - 1000 * n for n, item in enumerate(items)}
+    page = render(ABOUT, collected(clock, told), dynamic=dynamic, sizes=sizes)
+    seen = seen_in_browser(tmp_path, page, MEASURE, width)
+    assert seen["page"] is False
+
+    assert seen["tables"] == []
+    assert not any(seen["broken"])
+    assert len(seen["labels"]) == 3
+    for labels in seen["labels"]:
+        assert len(labels) >= 2
+        assert all(right < left for (_, right), (left, _) in itertools.pairwise(labels))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -234,17 +305,7 @@ def test_the_list_is_sorted_and_searched_in_a_browser(clock, tmp_path):
         *(events.Compiled(item, artifact(registers=100 - 8 * n)) for n, item in enumerate(items) if n),
         events.Finished(Path("b"), 4, 4, 0, True),
     ]
-    page = re.sub(r"<meta http-equiv[^>]*>", "", render(ABOUT, collected(clock, told)))
-    (tmp_path / "page.html").write_text(page.replace("</body>", ACT))
-    done = subprocess.run(
-        [
-            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", f"file://{tmp_path / 'page.html'}",
-        ],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-    seen = json.loads(html.unescape(done.stdout.split('<pre id="seen">')[1].split("</pre>")[0]))
+    seen = seen_in_browser(tmp_path, render(ABOUT, collected(clock, told)), ACT)
     by_name, most, least, found, count = seen
     # Of 168 (the store had it), 92, 84 and 76 registers.
     assert by_name == [names[0], names[2], names[1], names[3]]
@@ -358,6 +419,48 @@ def test_nothing_compiled_and_everything_failed(clock, tmp_path):
     ]
     page = check(render(ABOUT, collected(clock, told)))
     assert "Slowest" not in page.words
+    _, row = rows_of(page.source, "By target")
+    assert row == ["sm_100a", "1", "1", "-", "0", "-", "-", "0 B", "0 B"]
+
+
+def test_the_device_profile_is_named_where_there_is_one(clock):
+    facts = collected(clock, [planned([kernel(1)])])
+    assert "for hosts x86_64 · device profile b200 · from m.toml" in check(render(ABOUT, facts)).words
+    page = check(render(replace(ABOUT, device=""), facts))
+    assert "for hosts x86_64 · from m.toml" in page.words
+
+
+def test_failures_by_target_and_of_an_earlier_build_are_counted(clock, tmp_path):
+    items = [kernel(n, target=f"sm_{90 + 10 * (n % 2)}a") for n in range(4)]
+    remembered = [replace(failure(item, tmp_path / "x"), before=True) for item in items[:3]]
+    told = [
+        replace(planned(items), failed_before=3),
+        *map(events.Failed, remembered),
+        events.Compiled(items[3], artifact()),
+        events.Finished(Path("b"), 4, 1, 3, False),
+    ]
+    page = check(render(ABOUT, collected(clock, told)))
+    assert "3 failed, 3 in an earlier build" in page.words
+    assert "3 kernels, not compiled again since an earlier build:" in page.words
+    rows = rows_of(page.source, "By target")
+    assert rows[0][:4] == ["target", "kernels", "failed", "registers"]
+    assert [row[:4] for row in rows[1:]] == [["sm_90a", "2", "2", "-"], ["sm_100a", "2", "1", "168"]]
+
+
+def test_a_whole_number_stands_below_its_bar(clock):
+    items = [kernel(n) for n in range(3)]
+    told = [planned(items)]
+    told += [events.Compiled(item, artifact(registers=11 + n % 2)) for n, item in enumerate(items)]
+    text = render(ABOUT, collected(clock, told))
+    (chart,) = re.findall(r'aria-label="Registers a thread">(.*?)</svg>', text)
+    bars = [
+        (float(x), float(w))
+        for x, w in re.findall(r'<rect class="plain" x="([0-9.]+)" .*? ?width="([0-9.]+)"', chart)
+    ]
+    labels = re.findall(r'<text class="axis" x="([0-9.]+)"[^>]*>(\d+)<', chart)
+    assert [name for _, name in labels] == ["11", "12"]
+    assert [float(x) for x, _ in labels] == pytest.approx([x + w / 2 for x, w in bars])
+    assert "<title>11: 2</title>" in chart
 
 
 def test_a_build_with_nothing_to_do_shows_what_the_store_has(clock):

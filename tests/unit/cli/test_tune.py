@@ -400,6 +400,10 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(run, measured):
         (["small", "--shapes", "no.toml"], "error: no.toml: cannot be read: No such file"),
         (["small", "--shapes", "bad.toml"], "error: bad.toml: `m` is missing"),
         (["small", "--shapes", "s.toml", "--gpu", "-1"], "-1 is not in the range"),
+        (
+            ["small", "--design", "1", "--gpu", "H200"],
+            "'H200': expected the number of a GPU, such as 0; cutlass-aot doctor lists those",
+        ),
     ],
 )
 def test_wrong_use_exits_with_2(run, here, arguments, message):

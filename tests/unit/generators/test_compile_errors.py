@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import cutlass_aot
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.generators.compile_errors import explain
 
@@ -65,3 +67,21 @@ def test_an_error_of_this_package_alone_has_no_line(tmp_path: Path) -> None:
     own = caught.value.__traceback__
     error = caught.value.with_traceback(own and own.tb_next)
     assert explain(error) == f"ManifestError: {error}"
+
+
+def test_a_misspelt_keyword_of_a_declaration_is_told_what_is_meant() -> None:
+    options: dict[str, Any] = {"tunning": {"threads": [128]}}
+    text = explain(raised(lambda: cutlass_aot.kernel(name="x", **options)))
+    assert "unexpected keyword argument 'tunning': expected some of name, params, tuning, cost, " in text
+    assert "; did you mean 'tuning'?\n" in text
+    options = {"writen": True}
+    text = explain(raised(lambda: cutlass_aot.Operand("x", "f32", (), **options)))
+    assert "; did you mean 'written'?\n" in text
+
+
+def test_a_misspelt_keyword_of_another_function_is_left_as_it_is() -> None:
+    def compute(threads: int) -> None: ...
+
+    options: dict[str, Any] = {"tread": 1}
+    text, _, _ = explain(raised(lambda: compute(**options))).partition("\n")
+    assert text.endswith("unexpected keyword argument 'tread'")

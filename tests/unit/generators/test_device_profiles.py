@@ -80,3 +80,23 @@ def test_an_unknown_profile_is_named():
         ManifestError, match=r"unknown device profile 'b100': expected one of b200, gb300, h200"
     ):
         load_profile("b100")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("H200", "; did you mean 'h200'?"),
+        ("NVIDIA H200", "; did you mean 'h200'?"),
+        ("b20", "; did you mean 'b200'?"),
+        ("h100", "; h200 has its compute capability"),
+        ("A100", ""),
+        ("xyz", ""),
+    ],
+)
+def test_another_name_is_refused_with_the_profile_that_may_be_meant(name, advice):
+    with pytest.raises(ManifestError) as caught:
+        load_profile(name)
+    assert str(caught.value) == (
+        f"bundle.device: unknown device profile {name!r}: expected one of b200, gb300, h200, or the path of "
+        f"a .toml file{advice}"
+    )

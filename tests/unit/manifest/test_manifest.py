@@ -276,3 +276,23 @@ def test_a_cap_spreads_over_what_there_is():
     assert spread(3, 5) == [0, 1, 2]
     assert spread(10, 1) == [5]
     assert spread(10, 4) == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[bundle]", "[bundle]\nplugins = []", "'plugins' belongs above [bundle], at the top level"),
+        ("[bundle]", 'device = "b200"\n[bundle]', "'device' belongs into [bundle]"),
+        (
+            "generator",
+            "genrator",
+            "kernels[0].generator: missing, expected text; 'genrator' may be meant for it",
+        ),
+        ("tile = ", "target = { sm_90a = 1 }\ntile = ", "or a list of them; did you mean 'targets'?"),
+        ("targets", "tragets", "; did you mean 'targets'?"),
+    ],
+)
+def test_a_key_that_is_misspelt_or_misplaced_is_told_what_is_meant(old, new, message):
+    with pytest.raises(ManifestError) as caught:
+        parse(GOOD.replace(old, new))
+    assert str(caught.value).endswith(message)

@@ -459,3 +459,22 @@ def test_another_number_of_kernels_than_the_parent_says_is_noticed(tmp_path: Pat
     )
     with pytest.raises(CorruptFile, match="has 2 kernels, the catalog says 3: build the bundle again"):
         cutlass_aot.open(root).kernels()
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "meant"),
+    [
+        ("acumulator", "f32", "accumulator"),
+        ("traget", "sm_90a", "target"),
+        ("parameter", {"n": 1}, "parameters"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["find", "choose", "explain"])
+def test_a_misspelt_keyword_is_not_taken_for_an_operand(tmp_path, verb, keyword, value, meant):
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "b", designs()))
+    with pytest.raises(OperandError) as caught:
+        getattr(bundle, verb)(*operands(), **{keyword: value})
+    assert str(caught.value) == (
+        f"unknown keyword {keyword!r}: an operand is a tensor or a number, got {value!r}; "
+        f"did you mean {meant!r}?"
+    )

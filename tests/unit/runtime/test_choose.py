@@ -214,6 +214,38 @@ def test_a_gpu_can_be_named_for_operands_on_no_device(tmp_path: Path) -> None:
     assert bundle.choose(*operands(), gpu="NVIDIA B200").tier == "default order"
 
 
+@pytest.mark.parametrize(
+    ("name", "tier"),
+    [
+        ("nvidia h200", "tuned"),
+        ("h200", "tuned"),
+        ("A100", "tuned"),
+        # Another model by its driver, of which nothing was measured.
+        ("NVIDIA A100", "default order"),
+        ("H20", "default order"),
+        ("PCIe", "default order"),
+    ],
+)
+def test_a_gpu_can_be_named_short(tmp_path: Path, name: str, tier: str) -> None:
+    bundle = opened(
+        tmp_path,
+        F16,
+        ranking(F16),
+        ranking(F16, gpu="NVIDIA H200 NVL"),
+        ranking(F16, gpu="NVIDIA A100-PCIE-40GB"),
+    )
+    assert bundle.choose(*operands(), gpu=name).tier == tier
+    assert bundle.find(*operands(), gpu=name)
+
+
+def test_a_short_name_of_several_gpus_is_refused(tmp_path: Path) -> None:
+    models = "NVIDIA H100 PCIe", "NVIDIA H100 NVL"
+    bundle = opened(tmp_path, F16, *(ranking(F16, gpu=model) for model in models))
+    with pytest.raises(OperandError, match=r"'h100' can be NVIDIA H100 NVL or NVIDIA H100 PCIe.*: name one"):
+        bundle.choose(*operands(), gpu="h100")
+    assert bundle.choose(*operands(), gpu="H100 NVL").tier == "tuned"
+
+
 def test_operands_own_gpu_goes_before_a_named_one(tmp_path: Path, gpu: dict[str, Any]) -> None:
     bundle = opened(tmp_path, F16, ranking(F16, gpu="NVIDIA B200"))
     assert bundle.choose(*operands(device=0), gpu="NVIDIA B200").tier == "default order"

@@ -710,6 +710,8 @@ def test_a_bundle_whose_formula_cannot_be_used_is_corrupt(tmp_path, cost):
     ("cost", "problem"),
     [
         ("N / unknown", "'unknown' is none of the extents"),
+        ("N / tread", "sm_mhz, threads, wide; did you mean 'threads'"),
+        ("N / sm_cnt", "; did you mean 'sm_count'"),
         ("dtype + 1", "'dtype' is none of the extents"),
         ("N +", r"cost: in `cost = N \+`: not a statement"),
         ("max(N, threads)", "unknown function 'max'"),
@@ -760,3 +762,8 @@ def test_declaring_imports_neither_the_build_side_nor_the_dsl():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_misspelt_parameter_is_told_from_those_that_are_declared():
+    with pytest.raises(TypeError, match=r"^scale_rows: .*: expected n, fast; did you mean 'fast'\?$"):
+        scale_rows(n=64, fats=True)

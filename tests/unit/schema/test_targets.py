@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda
+from cutlass_aot.schema.drivers import COMPUTE_CAPABILITIES
+from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda, target_meant
 from cutlass_aot.schema.versions import major_minor, release
 
 RUNS = {
@@ -81,3 +82,37 @@ def test_versions_compare_as_numbers():
 def test_text_is_no_version(text):
     with pytest.raises(ValueError, match="is not a version"):
         release(text)
+
+
+@pytest.mark.parametrize(
+    ("found", "known", "advice"),
+    [
+        ("sm_90", KNOWN_TARGETS, "; did you mean 'sm_90a'?"),
+        ("sm90a", KNOWN_TARGETS, "; did you mean 'sm_90a'?"),
+        ("SM_90A", KNOWN_TARGETS, "; did you mean 'sm_90a'?"),
+        ("9.0", KNOWN_TARGETS, "; did you mean 'sm_90a'?"),
+        ("sm_100", KNOWN_TARGETS, "; did you mean 'sm_100a' or 'sm_100f'?"),
+        ("sm_91a", KNOWN_TARGETS, "; did you mean 'sm_90a'?"),
+        # Other GPUs: code of a target that looks alike does not run there.
+        (
+            "sm_120a",
+            ("sm_80", "sm_90a", "sm_100a"),
+            "; none of these runs on GPUs of compute capability 12.0",
+        ),
+        ("sm_110a", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 11.0"),
+        ("sm_75", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 7.5"),
+        ("sm_103a", ("sm_90a", "sm_100f"), "; sm_100f runs on GPUs of compute capability 10.3"),
+        ("H200", KNOWN_TARGETS, "; sm_90a runs on GPUs of compute capability 9.0"),
+        ("L40S", KNOWN_TARGETS, "; sm_80 and sm_86 and sm_89 run on GPUs of compute capability 8.9"),
+        ("blackwell", KNOWN_TARGETS, ""),
+        ("", KNOWN_TARGETS, ""),
+        (90, KNOWN_TARGETS, ""),
+    ],
+)
+def test_the_target_that_may_be_meant(found: object, known: tuple[str, ...], advice: str) -> None:
+    assert target_meant(found, known) == advice
+
+
+def test_capabilities_that_gpus_have_are_known_here() -> None:
+    for major, minor in COMPUTE_CAPABILITIES.values():
+        assert "compute capability" in target_meant(f"sm_{major}{minor}", ["sm_61"])

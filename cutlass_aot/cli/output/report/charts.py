@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
@@ -10,8 +11,9 @@ from cutlass_aot.cli.output.report.collect import Span
 
 _BINS = 14
 _WIDTH, _HEIGHT = 360, 170
-_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 20, 24
-_LABELS = 5
+_LEFT, _RIGHT, _TOP, _BOTTOM = 24, 24, 20, 24
+_LETTER, _GAP = 6.5, 10
+"""Width of a letter of a label, and the least gap between two labels."""
 _TIMELINE_STEPS = 2000
 _OVERLAP_SECONDS = 0.1
 """A worker may begin its next kernel so long before its last one is reported: storing it takes a moment."""
@@ -34,8 +36,10 @@ def histogram(
     """Histogram of at least one value; those that are ``marked`` have the colour of warnings.
 
     ``label`` formats a value for the axis; a bin is at least ``least`` wide; ``title`` is for screen readers.
+    Labels stand below the edges of bins. A bin of one whole number has its label below its middle.
     """
     step, first = _steps(min(values), max(values), least)
+    whole = step == 1 and all(value == int(value) for value in values)
     count = max(1, math.floor((max(values) - first) / step + 1e-9) + 1)
     plain, warned = [0] * count, [0] * count
     for value, is_marked in zip(values, marked, strict=True):
@@ -54,7 +58,8 @@ def histogram(
         total = plain[index] + warned[index]
         if not total:
             continue
-        edges = f"{label(first + index * step)} to {label(first + (index + 1) * step)}: {total}"
+        edges = label(first + index * step)
+        edges += f": {total}" if whole else f" to {label(first + (index + 1) * step)}: {total}"
         parts.append(f"<g><title>{escape(edges)}</title>")
         for number, kind in ((plain[index], "plain"), (warned[index], "warn")):
             if number:
@@ -66,15 +71,34 @@ def histogram(
                 )
         middle = _number(left + width / 2)
         parts.append(f'<text x="{middle}" y="{_number(top - 4)}" text-anchor="middle">{total}</text></g>')
-    every = max(1, math.ceil((count + 1) / _LABELS))
-    for index in range(0, count + 1, every):
-        x = _LEFT + index * width
-        anchor = "start" if index == 0 else "end" if x > _WIDTH - 30 else "middle"
+    shift = width / 2 if whole else 0
+    for index in _labelled(
+        round(first / step), [label(first + i * step) for i in range(count + (not whole))], width
+    ):
+        x = _number(_LEFT + index * width + shift)
+        if not whole:
+            parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{floor}" y2="{floor + 4}"/>')
         parts.append(
-            f'<text class="axis" x="{_number(x)}" y="{_HEIGHT - 8}" text-anchor="{anchor}">'
+            f'<text class="axis" x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">'
             f"{escape(label(first + index * step))}</text>"
         )
     return "".join([*parts, "</svg>"])
+
+
+def _labelled(first: int, labels: Sequence[str], width: float) -> range:
+    """Indices of the labels that are shown: at round numbers, and as many as have room.
+
+    ``first`` is the number of the first edge, counted in bins from 0, and ``width`` that of a bin.
+    """
+    room = _LETTER * max(map(len, labels)) + _GAP
+    every = next(
+        e
+        for power in itertools.count()
+        for e in (10**power, 2 * 10**power, 5 * 10**power)
+        if e * width >= room
+    )
+    chosen = range(-first % every, len(labels), every)
+    return chosen or range(1)
 
 
 def timeline(spans: Sequence[Span], seconds: float) -> str:

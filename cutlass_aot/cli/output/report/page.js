@@ -6,17 +6,17 @@
   const at = Object.fromEntries(listing.columns.map((name, index) => [name, index]));
   const bytes = (value) => {
     for (const unit of ["B", "KB", "MB"]) {
-      if (value < 1000) return unit === "B" ? `${value} B` : `${value.toFixed(1)} ${unit}`;
+      if (value < 1000) return unit === "B" ? `${value}\u00a0B` : `${value.toFixed(1)}\u00a0${unit}`;
       value /= 1000;
     }
-    return `${value.toFixed(1)} GB`;
+    return `${value.toFixed(1)}\u00a0GB`;
   };
   const states = { open: "not reached", shared: "by another builder" };
   const columns = [
     { title: "kernel", value: (row) => `${row[at.group]}-${row[at.design]}`, text: true },
     { title: "target", value: (row) => row[at.target], text: true },
     { title: "state", value: (row) => states[row[at.state]] || row[at.state], text: true },
-    { title: "compiled in", value: (row) => row[at.seconds], show: (value) => `${value.toFixed(2)} s` },
+    { title: "compiled in", value: (row) => row[at.seconds], show: (value) => `${value.toFixed(2)}\u00a0s` },
     { title: "registers", value: (row) => row[at.registers], show: String },
     { title: "spills", value: (row) => row[at.spill_bytes], show: bytes },
     { title: "static shared", value: (row) => row[at.static_bytes], show: bytes },

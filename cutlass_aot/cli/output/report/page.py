@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.records import Failure
+from cutlass_aot.bundle.replace import check_folder
 from cutlass_aot.cli.output.report import charts
 from cutlass_aot.cli.output.report.about import About
 from cutlass_aot.cli.output.report.collect import BuildFacts, Collector, KernelFacts
@@ -46,7 +47,7 @@ class LoggedFailure:
     """Equal failures as the page shows them: once, with the kernels that have them and the log of the first.
 
     ``text`` is the end of the log, ``""`` if the page has no room for it; ``cut`` is true if the log begins
-    earlier.
+    earlier. ``before`` counts those that failed in an earlier build and were not compiled again.
     """
 
     names: tuple[str, ...]
@@ -55,6 +56,7 @@ class LoggedFailure:
     file: str
     text: str
     cut: bool
+    before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Summary:
 
     name: str
     kernels: int
+    failed: int
     size: int
     code: int
     spilling: int
@@ -158,8 +161,8 @@ def render(
         lstrip_blocks=True,
     )
     environment.filters.update(
-        size=lambda count: size(round(count)),
-        seconds=seconds_text,
+        size=lambda count: _unbroken(size(round(count))),
+        seconds=lambda seconds: _unbroken(seconds_text(seconds)),
         between=_between,
         plural=lambda count, noun: plural(count, noun),
         bar=_bar,
@@ -245,15 +248,13 @@ def seconds_text(seconds: float) -> str:
 
 
 def _check_place(path: Path) -> None:
-    """Refuse, before a long build, a place that cannot be written."""
+    """Refuse, before a long build, a place that cannot be written; nothing is made there yet."""
     if path.is_dir():
         raise _unwritable(path, "it is a directory")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        check_folder(path.absolute().parent)
     except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from None
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise _unwritable(path, "its directory cannot be written")
+        raise _unwritable(path, f"{error.filename}: {error.strerror or error}") from None
 
 
 def _unwritable(path: Path, why: str) -> ReportError:
@@ -294,7 +295,8 @@ def _logged(failures: Iterable[Failure]) -> list[LoggedFailure]:
         room -= len(text)
         names = tuple(failure.kernel.name for failure in equal)
         words = clean(first.headline), clean(first.detail)
-        found.append(LoggedFailure(names, *words, first.log.name, clean(text), cut))
+        before = sum(failure.before for failure in equal)
+        found.append(LoggedFailure(names, *words, first.log.name, clean(text), cut, before))
     return found
 
 
@@ -309,6 +311,7 @@ def _summary(
     return Summary(
         name,
         len(kernels),
+        sum(kernel.state == "failed" for kernel in kernels),
         sum(kernel.size for kernel in kernels),
         sum(item.cubin_bytes for item in facts),
         sum(bool(kernel.spills) for kernel in kernels),
@@ -420,7 +423,13 @@ def _timeline(facts: BuildFacts) -> Markup:
 def _between(ends: tuple[int, int] | None, unit: str = "") -> str:
     """The least and the most of something, once if they are equal; ``-`` where nothing is known."""
     texts = [size(end) if unit == "bytes" else str(end) for end in dict.fromkeys(ends or ())]
-    return " to ".join(texts) or "-"
+    # Two sizes are too long for a narrow column in one line.
+    return (" to " if unit else _unbroken(" to ")).join(map(_unbroken, texts)) or "-"
+
+
+def _unbroken(text: str) -> str:
+    """Text that no line ends in: a number stays with its unit."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _bar(part: float, whole: float = 1.0) -> Markup:
