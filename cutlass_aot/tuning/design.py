@@ -25,15 +25,19 @@ _DRAWS = 20
 
 _FEW_ROWS = 512
 _NARROW = 1024
+_FEW_TILES = range(128, 2049)
+"""Rows, and columns, of an output with few tiles."""
+_LEAST_LONG = 4096
+"""Least k of a long sum."""
 
 
-def design(operands: Operands, count: int, seed: int = SEED) -> list[Extents]:
+def design(operands: Operands, count: int, seed: int = SEED, *, few_tiles: float = 0.125) -> list[Extents]:
     """The first ``count`` problems of a sequence, no two equal, that the operands of a GEMM allow.
 
     Fewer, where the operands allow so few that the draws run out.
 
-    Most have fewer than 512 rows, a quarter fewer than 1,024 columns. Half of the k are multiples of
-    128, as those of most layers are; the others leave part of a step empty.
+    Most have fewer than 512 rows, a quarter fewer than 1,024 columns. A share of them, ``few_tiles``, has few
+    tiles and long sums: there kernels differ most. Half of the k are multiples of 128, as those of most layers are; the others leave part of a step empty.
     """
     multiples = {"M": 1, "N": 1, "K": 1}
     for operand in operands:
@@ -45,10 +49,15 @@ def design(operands: Operands, count: int, seed: int = SEED) -> list[Extents]:
     for _ in range(_DRAWS * count):
         if len(found) == count:
             break
-        m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
-        narrow = chance.random() < 0.25
-        n = _between(chance, 8 if narrow else _NARROW, _NARROW if narrow else MOST_N, multiples["N"])
-        k = _between(chance, 256, MOST_K, math.lcm(128 if chance.random() < 0.5 else 1, multiples["K"]))
+        least_k = 256
+        if chance.random() < few_tiles:
+            m, n = (_between(chance, _FEW_TILES[0], _FEW_TILES[-1], multiples[name]) for name in "MN")
+            least_k = _LEAST_LONG
+        else:
+            m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
+            narrow = chance.random() < 0.25
+            n = _between(chance, 8 if narrow else _NARROW, _NARROW if narrow else MOST_N, multiples["N"])
+        k = _between(chance, least_k, MOST_K, math.lcm(128 if chance.random() < 0.5 else 1, multiples["K"]))
         if m * n * k <= _MOST_PRODUCT:
             found[Extents(1, m, n, k)] = None
     return list(found)

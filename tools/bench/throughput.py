@@ -107,13 +107,14 @@ class Measured:
 def problems_of(path: Path, *, halfway: bool, sample: int, drawn: int = 0, seed: int = 0) -> list[Problem]:
     """The problems of a shapes file, with those half-way between them; every ``sample``-th of all.
 
-    Or else so many that are drawn by a seed, as ``tune --design`` draws them by another: none was measured.
+    Or else so many that are drawn by a seed, as ``tune --design`` draws most of its own by another: none was
+    measured.
 
     Raises:
         ManifestError: if the file is none.
     """
     if drawn:
-        return [Problem(extents, DRAWN) for extents in design(_COARSE, drawn, seed)]
+        return [Problem(extents, DRAWN) for extents in design(_COARSE, drawn, seed, few_tiles=0)]
     listed = parse_shapes(path.read_bytes(), str(path)).extents
     problems = [Problem(extents, LISTED) for extents in listed]
     if halfway:

@@ -36,3 +36,14 @@ def test_they_are_what_lists_of_layers_lack() -> None:
     assert max(one.n for one in found) <= MOST_N
     assert max(one.k for one in found) <= MOST_K
     assert len({(one.n, one.k) for one in found}) > 900
+
+
+def test_a_share_of_them_has_few_tiles_and_long_sums() -> None:
+    operands = gemm().operands
+    all_of_them = design(operands, 100, few_tiles=1)
+    assert all(128 <= one.m <= 2048 and 128 <= one.n <= 2048 and one.k >= 4096 for one in all_of_them)
+    many, none = (
+        sum(one.m >= 128 and 128 <= one.n <= 2048 and one.m <= 2048 and one.k >= 4096 for one in found)
+        for found in (design(operands, 1000), design(operands, 1000, few_tiles=0))
+    )
+    assert 50 < many - none < 200
