@@ -78,12 +78,12 @@ def _differences(measured: Mapping[str, str], present: Mapping[str, str]) -> str
     )
 
 
-def rankings(tuning: Tuning, kernels: Objects) -> tuple[Ranking, ...]:
+def rankings(tuning: Tuning, kernels: Objects, others: Iterable[Tuning] = ()) -> tuple[Ranking, ...]:
     """The rankings of a bundle from a tuning file: one for each group with a measured kernel or a model.
 
     ``kernels`` are those of the bundle. Those that the file does not name get constants of the cost model
     too: in groups that were measured, and in other groups of GEMMs for the same target, whose rankings have
-    no problems.
+    no problems. ``others`` are tuning files of other GPU models, which may have measured such kernels.
     """
     driver = f", driver {tuning.driver}" if tuning.driver else ""
     origin = f"tuned {tuning.date} on {tuning.gpu}{driver}"
@@ -91,7 +91,7 @@ def rankings(tuning: Tuning, kernels: Objects) -> tuple[Ranking, ...]:
     members: dict[str, list[Kernel]] = {}
     for kernel, _ in kernels.values():
         members.setdefault(kernel.group, []).append(kernel)
-    models = _Models(tuning, members)
+    models = _Models(tuning, members, others)
     found = []
     for digest in sorted(members.keys() | groups.keys()):
         group = groups.get(digest)
@@ -110,27 +110,33 @@ def rankings(tuning: Tuning, kernels: Objects) -> tuple[Ranking, ...]:
 class _Models:
     """The cost models of a tuning file, for its groups and for others that they can speak for."""
 
-    def __init__(self, tuning: Tuning, members: Mapping[str, Sequence[Kernel]]) -> None:
+    def __init__(
+        self, tuning: Tuning, members: Mapping[str, Sequence[Kernel]], others: Iterable[Tuning]
+    ) -> None:
         self._machine = tuning.machine
         # Of each target: the models with the width of their inputs, and constants by tiling and width.
         self._models: dict[str, list[tuple[int, FittedModel]]] = {}
         self._fitted: dict[tuple[str, Tiling, int], Costs] = {}
-        for group in tuning.groups:
-            own = members.get(group.digest)
-            if group.usable_model is None or not own:
-                continue
-            bits, target = _input_bits(own[0]), own[0].target
-            self._models.setdefault(target, []).append((bits, group.usable_model))
-            known = {kernel.digest: kernel.costs for kernel in group.kernels}
-            for kernel in own:
-                costs = known.get(kernel.digest)
-                if costs is not None:
-                    self._fitted.setdefault((target, Tiling.of(kernel), bits), costs)
+        for file in (tuning, *others):
+            for group in file.groups:
+                own = members.get(group.digest)
+                if group.usable_model is None or not own:
+                    continue
+                bits, target = _input_bits(own[0]), own[0].target
+                if file is tuning:
+                    self._models.setdefault(target, []).append((bits, group.usable_model))
+                known = {kernel.digest: kernel.costs for kernel in group.kernels}
+                for kernel in own:
+                    costs = known.get(kernel.digest)
+                    if costs is not None:
+                        key = target, Tiling.of(kernel), bits
+                        self._fitted.setdefault(key, costs.on(file.machine, tuning.machine))
 
     def costs(self, group: TunedGroup | None, members: Sequence[Kernel]) -> tuple[tuple[str, Costs], ...]:
         """The constants of a group's kernels: fitted, or those of a kernel alike, or by a regression.
 
-        Kernels are alike if they have the same tiling and inputs of the same width. The regression is that of
+        Kernels are alike if they have the same tiling and inputs of the same width; what was measured on this
+        GPU model goes before what was measured on another and is scaled to it. The regression is that of
         the group, or else of a group with inputs of the same width, or else of any.
         """
         fitted = () if group is None or group.usable_model is None else group.kernels
@@ -214,7 +220,7 @@ def rankings_of_manifest(
         verdict = verdict and sound(tuning) and _fitted_today(tuning)
         if not verdict:
             raise ManifestError(f"select.tuning: {name}: {verdict.reason}")
-        own = rankings(tuning, kernels)
+        own = rankings(tuning, kernels, [other for other in files.values() if other.gpu != tuning.gpu])
         if not own:
             raise ManifestError(f"select.tuning: {name}: no problem was measured: leave the file out")
         for ranking in own:

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.compile
 
 Group = tuple[TunedGroup, Candidates]
 
+FILES = REPOSITORY / "manifests" / "tuning"
+
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
@@ -35,9 +37,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
     return {item.kernel.digest: item.kernel for item in planned}
 
 
-@pytest.fixture(scope="module")
-def tuning() -> Tuning:
-    return read_tuning(REPOSITORY / "manifests" / "tuning" / "nvidia-h200.json")
+@pytest.fixture(scope="module", params=["nvidia-h100.json", "nvidia-h200.json"])
+def tuning(request: pytest.FixtureRequest) -> Tuning:
+    return read_tuning(FILES / request.param)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,24 @@ def test_other_groups_get_constants_of_kernels_alike(kernels: dict[str, Kernel],
     assert sorted(costs for _, costs in half.costs) == sorted(costs for _, costs in brain.costs)
 
 
-def test_the_file_is_written_as_it_was_read() -> None:
-    path: Path = REPOSITORY / "manifests" / "tuning" / "nvidia-h200.json"
+@pytest.mark.parametrize("path", sorted(FILES.iterdir()), ids=lambda path: path.name)
+def test_a_file_is_written_as_it_was_read(path: Path) -> None:
     assert read_tuning(path).to_bytes() == path.read_bytes()
+
+
+def test_constants_serve_the_other_gpu_when_scaled(kernels: dict[str, Kernel]) -> None:
+    """Of kernels that were measured on both, by the constants of the one at the problems of the other."""
+    one, other = (read_tuning(path) for path in sorted(FILES.iterdir()))
+    for fitted_on, measured_on in ((one, other), (other, one)):
+        for group in measured_on.groups:
+            (same,) = (g for g in fitted_on.groups if g.digest == group.digest)
+            costs = {kernel.digest: kernel.costs for kernel in same.kernels}
+            both = [kernels[kernel.digest] for kernel in group.kernels if costs.get(kernel.digest)]
+            candidates = candidates_of(both)
+            scaled = [
+                own.on(fitted_on.machine, measured_on.machine)
+                for digest in candidates.digests
+                if (own := costs[digest]) is not None
+            ]
+            found = regrets(candidates, scaled, group.problems, measured_on.machine)
+            assert Accuracy.of(found, 1).mean <= 1.04

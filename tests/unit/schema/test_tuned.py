@@ -185,3 +185,31 @@ def test_a_manifest_refuses_a_cost_model_of_another_formula():
     assert rankings_of_manifest({"t.json": made[FORMULA]}, objects_of(F16), {})[0].costs
     with pytest.raises(ManifestError, match=f"was fitted to formula {FORMULA - 1}, expected {FORMULA}: "):
         rankings_of_manifest({"t.json": made[FORMULA - 1]}, objects_of(F16), {})
+
+
+def test_kernels_that_were_measured_on_another_gpu_alone_are_scaled_to_this_one():
+    known = derived(Tiling.of(F16[0].kernel), 16, "sm_90a", Machine(132, 1980, 4917))
+    numbers = (0.0,) * len(known)
+    regression = Regression({}, numbers, ((0.0,) * FEATURES,) * len(known))
+    model = FittedModel(regression, formula=FORMULA)
+
+    def file(gpu, machine, entries, step):
+        group = tuned_group(entries, [TunedProblem(PROBLEM, ((entries[0].kernel.digest, 10.0),))])
+        costs = known._replace(step=step)
+        group = replace(group, kernels=tuple(replace(kernel, costs=costs) for kernel in group.kernels))
+        return replace(tuning([replace(group, model=model)], gpu=gpu), machine=machine)
+
+    here, there = Machine(132, 1980, 4917), Machine(132, 990, 3352)
+    files = {
+        "h200.json": file("NVIDIA H200", here, F16[:1], 0.5),
+        "h100.json": file("NVIDIA H100", there, F16, 0.75),
+    }
+    found = {ranking.gpu: dict(ranking.costs) for ranking in of_manifest(files, F16)}
+    first, second, third = (item.kernel.digest for item in F16)
+    assert found["NVIDIA H200"][first].step == 0.5
+    assert found["NVIDIA H200"][second] == known._replace(step=0.75).on(there, here)
+    assert found["NVIDIA H200"][third].step == 0.375
+    assert found["NVIDIA H100"][first].step == 0.75
+    # Alone, the regression says what it takes.
+    alone = of_manifest({"h200.json": files["h200.json"]}, F16)
+    assert dict(alone[0].costs)[second].step not in (0.375, 0.5)
