@@ -49,7 +49,7 @@ _LINE_BYTES = 128
 """What the L2 cache has one tag for. Source: as above."""
 
 _WITHIN_A_LINE = 0.5
-"""What loading rows takes that begin within a line, but not within a sector, as a share of ``misalignment``."""
+"""What loading rows takes that begin within a line, but not a sector, as a share of ``misalignment``."""
 
 _WRITTEN, _WRITTEN_MISALIGNED = 1.5, 2.5
 """What a byte that is written counts in bytes that are read; and where rows of the output begin within a
@@ -76,8 +76,8 @@ class Work(NamedTuple):
         at_work: clusters over those that run at once with one block an SM; at most 1.
         paired: 1 if that is above a half, so that both SMs of some pair (TPC) have a block, else 0.
         shared: 1 if an SM has two blocks, else 0.
-        misaligned: the share of a tile's rows and columns that is there, and so is loaded, if rows along K are
-            not a multiple of 32 bytes; half of it if they are not one of 128; else 0.
+        misaligned: the share of a tile's rows and columns that is there, and so is loaded, if rows along K
+            are not a multiple of 32 bytes; half of it if they are not one of 128; else 0.
         megabytes: of all operands, with what is written counted as in :data:`_WRITTEN`.
         empty: megabytes of rows and columns of tiles that are beyond the operands.
         uneven: most blocks of an SM over their average, less 1, while not all SMs have as many as have room;

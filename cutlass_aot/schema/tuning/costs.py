@@ -78,8 +78,8 @@ class Costs(NamedTuple):
         crowding: exponent by which a step is faster when few SMs are at work.
         pairing: by how much a step takes longer, as a share, where both SMs of a pair are at work.
         sharing: the same where two blocks are on an SM.
-        misalignment: what loading a whole tile takes, as a share of a step, where rows along K are not a multiple
-            of 32 bytes; the longer of the two counts.
+        misalignment: what loading a whole tile takes, as a share of a step, where rows along K are not a
+            multiple of 32 bytes; the longer of the two counts.
         tail: weight of whole waves against the share of the GPU that clusters fill, from 0 to 1.
         bandwidth: GB/s of reading operands and writing the output.
         emptiness: bytes of the device memory for each byte that tiles have beyond the operands.
