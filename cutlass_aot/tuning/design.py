@@ -37,8 +37,8 @@ def design(operands: Operands, count: int, seed: int = SEED, *, few_tiles: float
     Fewer, where the operands allow so few that the draws run out.
 
     Most have fewer than 512 rows, a quarter fewer than 1,024 columns. A share of them, ``few_tiles``, has few
-    tiles and long sums: there kernels differ most. Half of the k are multiples of 128, as those of most layers
-    are; the others leave part of a step empty.
+    tiles and long sums: there kernels differ most. Half of the k are multiples of 128, as those of most
+    layers are; the others leave part of a step empty.
     """
     multiples = {"M": 1, "N": 1, "K": 1}
     for operand in operands:
