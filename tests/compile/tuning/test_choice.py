@@ -72,7 +72,7 @@ def test_problems_that_were_measured(groups: list[Group], tuning: Tuning) -> Non
 def test_kernels_that_were_not_measured(groups: list[Group], tuning: Tuning) -> None:
     for group, candidates in groups:
         found = Accuracy.of(without_kernels(candidates, group.problems, tuning.machine), 1)
-        assert found.mean <= 1.05
+        assert found.mean <= 1.06
 
 
 def test_without_any_measurement(groups: list[Group], tuning: Tuning) -> None:
