@@ -36,7 +36,9 @@ __all__ = [
     "LaunchError",
     "LinkError",
     "ManifestError",
+    "MisplacedOperand",
     "OperandError",
+    "ParameterError",
     "PolicyError",
     "ProgramError",
     "RegistryError",
@@ -177,6 +179,10 @@ class OperandError(CutlassAotError):
     exit_code = ExitCode.MISUSED
 
 
+class ParameterError(OperandError, TypeError):
+    """A call names a parameter or an operand that there is not, has too many, or lacks one."""
+
+
 class PolicyError(CutlassAotError):
     """There is no policy of that name."""
 
@@ -189,6 +195,10 @@ class ReportError(CutlassAotError):
 
 class KernelNotFound(CutlassAotError):
     """No kernel of the bundle supports the operands."""
+
+
+class MisplacedOperand(OperandError, KernelNotFound):
+    """An operand is not on a CUDA device, or not on that of the others, so that no kernel serves the call."""
 
 
 class RequestError(CutlassAotError):

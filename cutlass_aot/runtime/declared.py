@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from cutlass_aot.errors import (
     GeneratorError,
     KernelNotFound,
+    MisplacedOperand,
     OperandError,
+    ParameterError,
 )
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.bundle import Bundle
@@ -28,6 +30,7 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.design import DesignValue, is_value
+from cutlass_aot.schema.kernels.operands import misplaced
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target
 from cutlass_aot.schema.words import did_you_mean, few
 
@@ -166,7 +169,7 @@ class DeclaredKernel:
         Takes ``params`` as the decorated function does; equal parameters give the same function.
 
         Raises:
-            TypeError: if these are not the parameters.
+            ParameterError: if these are not the parameters; it is a TypeError too.
             GeneratorError: if a parameter cannot have this value.
             KernelNotFound: under the policies ``required`` and ``warn``, if no bundle that is open or
                 installed has a kernel for them on any GPU; names installed bundles that cannot be opened.
@@ -179,7 +182,7 @@ class DeclaredKernel:
             # Unhashable, so not a parameter; refused below.
             found = None
         if found is None:
-            bound = self._signature().bind(*positional, **named).arguments
+            bound = self._bound(positional, named)
             values = {key: _checked(self.name, key, value) for key, value in bound.items()}
             function = tuple((type(value), value) for value in values.values())
             found = self._functions.setdefault(function, PrebuiltFunction(self, values))
@@ -209,6 +212,20 @@ class DeclaredKernel:
         signature = inspect.signature(self.function)
         parameters = signature.parameters.values()
         return signature.replace(parameters=[item for item in parameters if item.name not in self.tuning])
+
+    def _bound(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a call by name."""
+        try:
+            return self._signature().bind(*positional, **named).arguments
+        except TypeError as error:
+            found = str(error)
+        strange = next((name for name in named if name not in self.params), "")
+        hint = did_you_mean(strange, self.params)
+        if strange in self.tuning:
+            hint = f"; `{strange}` is a parameter of tuning, which a call does not name"
+        raise ParameterError(
+            f"kernel {self.name}: {found}{hint}: it takes {', '.join(self.params) or 'no parameters'}"
+        )
 
     def call_text(self, values: Parameters) -> str:
         """A call with these parameters, as messages show it: ``swiglu_fp8(n=4096)``."""
@@ -299,11 +316,15 @@ class PrebuiltFunction:
 
         Raises:
             KernelNotFound: if no bundle has the kernel for the operands' GPU, unless the policy is ``jit``.
-            OperandError: if the operands are on no GPU, or the kernel does not support them. Of several
-                kernels that differ in tuning, that none supports them is KernelNotFound.
+            MisplacedOperand: if the operands are not on one GPU.
+            ParameterError: if operands are missing, or there are none of the names given.
+            OperandError: if the kernel does not support the operands. Of several kernels that differ in
+                tuning, that none supports them is KernelNotFound.
             CutlassAotError: see :attr:`cutlass_aot.KernelHandle.launch`.
         """
         ordinal = _ordinal_of((*operands, *named.values()) if named else operands)
+        if ordinal < 0:
+            raise self._without_gpu(operands, named)
         found = self._launches.get(ordinal)
         if found is None:
             found = self._launches.setdefault(ordinal, self._find(ordinal))
@@ -351,6 +372,16 @@ class PrebuiltFunction:
     def _kernels_of(self, bundle: Bundle) -> list[KernelHandle]:
         return bundle.kernels_of(self.declared.name, self.values)
 
+    def _without_gpu(self, operands: Sequence[Any], named: Mapping[str, Any]) -> OperandError:
+        """The error for operands of which none is on a GPU."""
+        known = next((kernel.group.operands for kernel in self.kernels()), ())
+        places = [operand.name for operand in known] or list(map(str, range(len(operands))))
+        names = [*places[: len(operands)], *named]
+        descriptions = [describe_operand(operand) for operand in (*operands, *named.values())]
+        if len(names) == len(descriptions) and (problem := misplaced(names, descriptions)):
+            return MisplacedOperand(problem)
+        return OperandError(f"kernel {self.declared.name}: there is no operand on a GPU to launch on")
+
     def _missing(self, where: str, search: BundleSearch) -> KernelNotFound:
         bundles = ", ".join(search.seen) or "none"
         missing = (
@@ -388,15 +419,17 @@ class PrebuiltFunction:
     ) -> Sequence[Any]:
         rest = names[len(operands) :]
         if set(rest) != set(named):
-            raise OperandError(
-                f"{self.declared.name}: expected operands {', '.join(names)}, got {len(operands)} in order "
-                f"and {', '.join(named)} by name"
+            strange = next((name for name in named if name not in names), "")
+            raise ParameterError(
+                f"kernel {self.declared.name}: expected operands {', '.join(names)}, stream and "
+                f"workspace, got {len(operands)} in order and {', '.join(named)} by name"
+                f"{did_you_mean(strange, (*names, 'stream', 'workspace'))}"
             )
         return [*operands, *(named[name] for name in rest)]
 
 
 def _ordinal_of(operands: Sequence[Any]) -> int:
-    """The GPU of the first operand that is on one."""
+    """The GPU of the first operand that is on one; -1 if none is."""
     for operand in operands:
         if is_torch(operand):
             if operand.is_cuda:
@@ -406,7 +439,7 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
             ordinal = common_device([describe_operand(operand)])
             if ordinal >= 0:
                 return ordinal
-    raise OperandError("there is no operand on a GPU to launch on")
+    return -1
 
 
 def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:

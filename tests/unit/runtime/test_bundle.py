@@ -178,7 +178,7 @@ def test_wrong_number_of_operands(bundle: Bundle) -> None:
 
 
 def test_operands_on_the_host_find_nothing(bundle: Bundle) -> None:
-    with pytest.raises(KernelNotFound, match="expected a tensor on a CUDA device"):
+    with pytest.raises(KernelNotFound, match="is on cpu: kernels run on CUDA devices"):
         bundle.find(*operands(device=-1))
 
 

@@ -23,6 +23,7 @@ from cutlass_aot.errors import (
     GeneratorError,
     KernelNotFound,
     ManifestError,
+    MisplacedOperand,
     OperandError,
 )
 from cutlass_aot.generators import registry
@@ -579,7 +580,7 @@ def test_operands_by_other_names_are_refused(launched, positional, named):
 
 
 def test_operands_on_no_gpu_are_refused(launched):
-    with pytest.raises(OperandError, match="no operand on a GPU"):
+    with pytest.raises(MisplacedOperand, match="operand `x` is on cpu"):
         scale_rows(n=128, fast=False)(*operands(-1))
 
 
