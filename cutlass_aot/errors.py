@@ -26,6 +26,7 @@ __all__ = [
     "CompileError",
     "CorruptFile",
     "CutlassAotError",
+    "DeclarationError",
     "DeviceError",
     "DslNeeded",
     "ExecutorError",
@@ -111,6 +112,10 @@ class ManifestError(CutlassAotError):
 
 class GeneratorError(CutlassAotError):
     """A generator is unknown, registered twice, or raised."""
+
+
+class DeclarationError(GeneratorError):
+    """The declaration of a kernel is wrong; the message names its file and line."""
 
 
 class ToolchainError(CutlassAotError):

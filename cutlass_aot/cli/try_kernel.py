@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.options import extent_option, extents_given, json_option, pairs_given, plugin_option
-from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.operand_lines import operand_lines
+from cutlass_aot.cli.output.render import print_json, prose
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.words import plural, size
 
 if TYPE_CHECKING:
@@ -94,10 +96,11 @@ def command(
         if capability is not None:
             outcome, missing = _run(tried, generator, named_extents, gpu, capability)
     if as_json:
-        print_json(_record(tried, outcome, missing))
+        print_json(_record(tried, outcome, missing, named_extents))
     else:
-        for name, text in _lines(tried, outcome, missing, generator, gpu):
-            say(f"{name:<15}{text}")
+        for name, text in _lines(tried, outcome, missing, generator, gpu, named_extents):
+            line = f"{name:<15}{text}"
+            say(prose(line, 17) if name in ("operands", "") else line)
         for problem_text in tried.problems:
             say(f"error: {problem_text}", err=True)
     return 1 if tried.problems or (outcome is not None and not outcome.good) else 0
@@ -136,7 +139,7 @@ def _run(
     except (TuningError, DeviceError) as error:
         return None, str(error)
     (handle,) = open_bundle(tried.bundle).kernels()
-    sizes_used = ", ".join(f"{name} = {extent}" for name, extent in extents.items()) or "its operands"
+    sizes_used = _sizes(extents) or "its operands"
     try:
         with torch.cuda.device(gpu):
             return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
@@ -154,12 +157,21 @@ def _run(
         ) from error
 
 
+def _sizes(extents: Mapping[str | int, int]) -> str:
+    return ", ".join(f"{name} = {extent}" for name, extent in extents.items())
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
 def _lines(
-    tried: TriedKernel, outcome: Outcome | None, missing: str, generator: Generator, gpu: int
+    tried: TriedKernel,
+    outcome: Outcome | None,
+    missing: str,
+    generator: Generator,
+    gpu: int,
+    extents: Mapping[str | int, int],
 ) -> list[tuple[str, str]]:
     facts, dynamic, filled = tried.facts, tried.dynamic_bytes, tried.occupancy
     more = f"; the first of {tried.matching} that match" if tried.matching > 1 else ""
@@ -167,6 +179,7 @@ def _lines(
     shared += "what is known at the call" if dynamic is None else f"{size(dynamic)} dynamic"
     lines = [
         ("kernel", tried.kernel.name + more),
+        *operand_lines(tried.kernel.operands),
         ("compiled in", f"{tried.seconds:.1f} s for {tried.kernel.target}"),
         ("registers", f"{facts.registers} a thread"),
         ("spills", f"{size(facts.spill_bytes)} a thread" if facts.spill_bytes else "none"),
@@ -184,6 +197,8 @@ def _lines(
     if outcome is None:
         lines.append(("run", f"no: {missing.partition(':')[0]}"))
         return lines
+    if extents:
+        lines.append(("extents", _sizes(extents)))
     if outcome.error is None:
         lines.append(("error", f"not known: {generator.name} declares no reference function"))
     else:
@@ -203,11 +218,14 @@ def _lines(
     return lines
 
 
-def _record(tried: TriedKernel, outcome: Outcome | None, missing: str) -> dict[str, Any]:
+def _record(
+    tried: TriedKernel, outcome: Outcome | None, missing: str, extents: Mapping[str | int, int]
+) -> dict[str, Any]:
     filled = tried.occupancy
     return {
         "kernel": tried.kernel.name,
         "target": tried.kernel.target,
+        "operands": [to_plain(operand) for operand in tried.kernel.operands],
         "matching": tried.matching,
         "seconds": round(tried.seconds, 3),
         "registers": tried.facts.registers,
@@ -221,6 +239,7 @@ def _record(tried: TriedKernel, outcome: Outcome | None, missing: str) -> dict[s
         if outcome is None
         else {
             **outcome._asdict(),
+            "extents": {str(name): extent for name, extent in extents.items()},
             "good": outcome.good,
             "gigabytes_per_second": outcome.gigabytes_per_second,
         },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -15,6 +16,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import (
+    DeclarationError,
     GeneratorError,
     KernelNotFound,
     MisplacedOperand,
@@ -89,27 +91,32 @@ def kernel(
         version: to be raised when equal parameters should give other code although no module changed.
 
     Raises:
-        GeneratorError: if the declaration is wrong, or the name is taken.
+        DeclarationError: if the declaration is wrong, or the name is taken.
     """
+    caller = sys._getframe(1)
+    place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    given: object = name
+    if not isinstance(given, str):
+        advice = '; write @cutlass_aot.kernel("NAME", ...) above the function' if callable(given) else ""
+        raise DeclarationError(f"a kernel ({place}): expected its name as text, got {given!r}{advice}")
 
     def declare(function: Callable[..., Any]) -> DeclaredKernel:
         made = DeclaredKernel(
             function,
+            place,
             name=name,
-            params={key: tuple(values) for key, values in (params or {}).items()},
-            tuning={key: tuple(values) for key, values in (tuning or {}).items()},
+            params={} if params is None else params,
+            tuning={} if tuning is None else tuning,
             cost=cost,
-            targets=KNOWN_TARGETS if targets is None else tuple(targets),
-            modules=_names("modules", modules),
-            distributions=_names("distributions", distributions),
+            targets=KNOWN_TARGETS if targets is None else targets,
+            modules=modules,
+            distributions=distributions,
             device=device,
             version=version,
         )
         known = _declared.get(name)
         if known is not None and known.location != made.location:
-            raise GeneratorError(
-                f"kernel name {name!r} is taken by {known.location}; give {made.location} another one"
-            )
+            raise made.refusal(f"its name is taken by {known.location} ({known.place}): give it another one")
         _declared[name] = made
         return made
 
@@ -127,24 +134,27 @@ class DeclaredKernel:
     def __init__(
         self,
         function: Callable[..., Any],
+        place: str,
         *,
         name: str,
-        params: Mapping[str, tuple[DesignValue, ...]],
-        tuning: Mapping[str, tuple[DesignValue, ...]],
+        params: Mapping[str, Sequence[DesignValue]],
+        tuning: Mapping[str, Sequence[DesignValue]],
         cost: str,
-        targets: tuple[str, ...],
-        modules: tuple[str, ...],
-        distributions: tuple[str, ...],
+        targets: Sequence[str],
+        modules: Sequence[str],
+        distributions: Sequence[str],
         device: bool,
         version: str,
     ) -> None:
+        """``place`` is the declaration's file and line, for messages; see :func:`cutlass_aot.kernel`."""
         self.name = name
-        self.params = params
-        self.tuning = tuning
+        self.place = place
+        self.params = self._values("params", params)
+        self.tuning = self._values("tuning", tuning)
         self.cost = cost
-        self.targets = targets
-        self.modules = modules
-        self.distributions = distributions
+        self.targets = self._names("targets", targets)
+        self.modules = self._names("modules", modules)
+        self.distributions = self._names("distributions", distributions)
         self.device = device
         self.version = version
         self.function = function
@@ -183,7 +193,11 @@ class DeclaredKernel:
             found = None
         if found is None:
             bound = self._bound(positional, named)
-            values = {key: _checked(self.name, key, value) for key, value in bound.items()}
+            values: dict[str, DesignValue] = {}
+            for key, value in bound.items():
+                if problem := _problem(value):
+                    raise GeneratorError(f"kernel {self.name}: parameter {key} = {value!r}: {problem}")
+                values[key] = value
             function = tuple((type(value), value) for value in values.values())
             found = self._functions.setdefault(function, PrebuiltFunction(self, values))
             self._calls[called] = found
@@ -234,56 +248,76 @@ class DeclaredKernel:
     def _check(self) -> None:
         """Refuse a declaration that a build could not repeat from its record alone."""
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name == "gemm":
-            raise self._refusal(
+            raise self.refusal(
                 f"the name {self.name!r}: expected lower-case letters, digits and underscores, and not `gemm`"
             )
         function = self.function
         if not isinstance(function, FunctionType) or not function.__qualname__.isidentifier():
-            raise self._refusal(
+            raise self.refusal(
                 "expected a function at the top level of a module: a build imports it from there by its name"
             )
         if function.__closure__:
             cells = ", ".join(function.__code__.co_freevars)
-            raise self._refusal(f"it takes {cells} from a closure: declare them under `params`")
+            raise self.refusal(f"it takes {cells} from a closure: declare them under `params`")
         parameters = inspect.signature(function).parameters.values()
         for parameter in parameters:
             if parameter.default is not parameter.empty:
-                raise self._refusal(
+                raise self.refusal(
                     f"`{parameter.name}` has a default value, which no record would have: list its values "
                     "under `params` and leave out the default"
                 )
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise self._refusal(f"`*{parameter.name}`: expected parameters with names")
+                raise self.refusal(f"`*{parameter.name}`: expected parameters with names")
         if [parameter.name for parameter in parameters] != [*self.params, *self.tuning]:
             tuned = f" and `tuning` ({', '.join(self.tuning)})" if self.tuning else ""
-            raise self._refusal(
+            raise self.refusal(
                 f"it takes ({', '.join(parameter.name for parameter in parameters)}), `params` declares "
                 f"({', '.join(self.params)}){tuned}: expected the same names in the same order"
             )
         if not isinstance(self.cost, str):
-            raise self._refusal(f"cost {self.cost!r}: expected a formula as text")
+            raise self.refusal(f"cost {self.cost!r}: expected a formula as text")
         count = 1
         for where, declared in (("params", self.params), ("tuning", self.tuning)):
             for key, values in declared.items():
                 for value in values:
-                    _checked(self.name, key, value)
+                    if problem := _problem(value):
+                        raise self.refusal(f"parameter {key} = {value!r}: {problem}")
                 typed = {(type(value), value) for value in values}
                 if not values or len(typed) != len(values):
-                    raise self._refusal(f"{where}[{key!r}]: expected a list of values, each once")
+                    raise self.refusal(f"{where}[{key!r}]: expected a list of values, each once")
                 count *= len(values)
         if count > MAX_COMBINATIONS:
-            raise self._refusal(f"{count} combinations of parameters; expected at most {MAX_COMBINATIONS}")
+            raise self.refusal(f"{count} combinations of parameters; expected at most {MAX_COMBINATIONS}")
         for target in self.targets:
             if target not in KNOWN_TARGETS:
-                raise self._refusal(
+                raise self.refusal(
                     f"unknown target {target!r}: expected some of {', '.join(KNOWN_TARGETS)}"
                     + did_you_mean(target, KNOWN_TARGETS)
                 )
         if not self.targets:
-            raise self._refusal(f"no targets: expected some of {', '.join(KNOWN_TARGETS)}")
+            raise self.refusal(f"no targets: expected some of {', '.join(KNOWN_TARGETS)}")
 
-    def _refusal(self, problem: str) -> GeneratorError:
-        return GeneratorError(f"kernel {self.name!r} ({self.location}): {problem}")
+    def _values(
+        self, where: str, given: Mapping[str, Sequence[DesignValue]]
+    ) -> dict[str, tuple[DesignValue, ...]]:
+        """Lists of values by names; a text alone would be taken for a list of its letters."""
+        if not isinstance(given, Mapping):
+            raise self.refusal(f"`{where}`: expected lists of values by names, got {given!r}")
+        for key, values in given.items():
+            if not isinstance(key, str) or not _is_list(values):
+                raise self.refusal(f"{where}[{key!r}]: expected a list of values, got {values!r}")
+        return {key: tuple(values) for key, values in given.items()}
+
+    def _names(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Names in a list; a text alone would be taken for a list of its letters."""
+        if not _is_list(names) or not all(isinstance(name, str) and name for name in names):
+            raise self.refusal(f"`{what}`: expected a list of names, got {names!r}")
+        return tuple(names)
+
+    def refusal(self, problem: str, values: Parameters | None = None) -> DeclarationError:
+        """The error for a wrong declaration, which ``values`` of its parameters may have shown."""
+        called = repr(self.name) if values is None else self.call_text(values)
+        return DeclarationError(f"kernel {called} ({self.place}): {problem}")
 
 
 class PrebuiltFunction:
@@ -442,23 +476,17 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
     return -1
 
 
-def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Names in a list; a text alone would be taken for a list of its letters."""
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-        raise GeneratorError(f"`{what}`: expected a list of names, got {names!r}")
-    return tuple(names)
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
 
 
-def _checked(name: str, key: str, value: Any) -> DesignValue:
-    """A parameter's value, if a record can have it; refused otherwise."""
+def _problem(value: object) -> str:
+    """Why a record cannot have a parameter of this value; ``""`` if it can."""
     if not is_value(value):
-        raise GeneratorError(
-            f"kernel {name!r}: parameter {key} = {value!r}: expected text, a number, true or false, or a "
-            "tuple of whole numbers"
-        )
+        return "expected text, a number, true or false, or a tuple of whole numbers"
     if isinstance(value, str) and not _TEXT.fullmatch(value):
-        raise GeneratorError(
-            f"kernel {name!r}: parameter {key} = {value!r}: expected text of letters, digits, '_', '.' and "
-            "'-', at most 64 of them: it becomes part of file names"
+        return (
+            "expected text of letters, digits, '_', '.' and '-', at most 64 of them: it becomes part of file "
+            "names"
         )
-    return value
+    return ""

@@ -20,6 +20,7 @@ from cutlass_aot.builder.plan.plan import enumerations, load_sources, select
 from cutlass_aot.errors import (
     CompileError,
     CorruptFile,
+    DeclarationError,
     GeneratorError,
     KernelNotFound,
     ManifestError,
@@ -164,15 +165,34 @@ def takes_more(*n):
         (takes_n, {"params": {"n": list(range(5000))}}, "5000 combinations"),
         (takes_n, {"params": {"n": [1]}, "targets": ["sm_90"]}, "unknown target 'sm_90'"),
         (takes_n, {"params": {"n": [1]}, "targets": []}, "no targets"),
+        (takes_n, {"params": {"n": [1]}, "targets": "sm_90a"}, "`targets`: expected a list of names"),
+        (takes_n, {"params": {"n": [1]}, "modules": "axpy"}, "`modules`: expected a list of names"),
+        (takes_n, {"params": {"n": [1]}, "distributions": [3]}, "`distributions`: expected a list of names"),
+        (takes_n, {"params": ["n"]}, "`params`: expected lists of values by names"),
+        (takes_n, {"params": {"n": 4}}, r"params\['n'\]: expected a list of values, got 4"),
+        (takes_n, {"tuning": {"n": "fast"}}, r"tuning\['n'\]: expected a list of values, got 'fast'"),
         (lambda n: n, {"params": {"n": [1]}}, "at the top level of a module"),
         (print, {}, "at the top level of a module"),
     ],
 )
 def test_a_declaration_that_a_build_could_not_repeat_is_refused(function, options, problem):
     before = dict(declared.declared_kernels())
-    with pytest.raises(GeneratorError, match=problem):
+    with pytest.raises(
+        DeclarationError,
+        match=rf"^kernel '\w+' \({__file__}:{declare.__code__.co_firstlineno + 1}\): .*{problem}",
+    ):
         declare(function, **options)
     assert declared.declared_kernels() == before
+
+
+def test_a_decorator_without_a_name_is_refused():
+    with pytest.raises(
+        DeclarationError, match=rf"^a kernel \({__file__}:\d+\): expected its name as text, .*; write @"
+    ):
+
+        @cutlass_aot.kernel
+        def nameless():
+            return None
 
 
 def test_a_closure_is_refused():
@@ -187,9 +207,10 @@ def test_a_closure_is_refused():
 
 
 def test_a_name_is_given_once():
-    with pytest.raises(
-        GeneratorError, match=r"'scale_rows' is taken by tests.support.declared_kernels:scale_rows"
-    ):
+    taken = (
+        r"its name is taken by tests.support.declared_kernels:scale_rows \(.*declared_kernels.py:16\): give"
+    )
+    with pytest.raises(DeclarationError, match=taken):
         declare(takes_n, name="scale_rows", params={"n": [1]})
 
 
@@ -244,6 +265,7 @@ def test_it_answers_problems_that_describe_its_operands_and_no_others():
     ("how", "problem"),
     [
         ("text", "returned str: expected"),
+        ("unknown_type", "operand `out`: unknown element type 'bf17'.* did you mean 'bf16'"),
         ("no_operands", "operands none"),
         ("twice", "operands out, out"),
         ("unwritten", "one that is written"),
@@ -261,7 +283,10 @@ def test_it_answers_problems_that_describe_its_operands_and_no_others():
     ],
 )
 def test_what_a_function_returns_is_looked_at(how, problem):
-    with pytest.raises(GeneratorError, match=rf"wrong_answers\(how='{how}'\).*{problem}"):
+    place = rf"{declared_kernels.__file__}:\d+"
+    with pytest.raises(
+        DeclarationError, match=rf"^kernel wrong_answers\(how='{how}'\) \({place}\): .*{problem}"
+    ):
         DeclaredGenerator(wrong_answers).kernel({"how": how}, "sm_90a")
 
 
