@@ -197,7 +197,8 @@ def test_a_file_that_declares_nothing_says_which_files_of_its_package_do(
     said = refusal(capsys, str(package / f"{file}.py"))
     assert said == (
         f"error: {package / file}.py declares no kernel: {package / 'classes.py'}, "
-        f"{package / 'declared.py'}, {package / 'with_the_dsl.py'} do; expected the file that declares one, or the name of a kernel"
+        f"{package / 'declared.py'}, {package / 'with_the_dsl.py'} do; expected the file that "
+        "declares one, or the name of a kernel"
     )
 
 
