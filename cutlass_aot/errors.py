@@ -56,17 +56,18 @@ __all__ = [
 ]
 
 
-def printable(text: str) -> str:
+def printable(text: str, kept: str = "") -> str:
     """Text with every character that a terminal may act on as an escape, such as ``\\x1b``.
 
-    Line breaks and tabs stay. Characters that change the direction of writing, and halves of surrogate pairs,
-    are escaped too.
+    So are line breaks and tabs, with which a name could look like lines of our own, unless they are in
+    ``kept``, for text that has lines. Characters that change the direction of writing, and halves of
+    surrogate pairs, are escaped too.
     """
     if text.isprintable():
         return text
     return "".join(
         character
-        if character.isprintable() or character in "\n\t"
+        if character.isprintable() or character in kept
         else character.encode("unicode_escape").decode()
         for character in text
     )
@@ -95,13 +96,14 @@ class CutlassAotError(Exception):
     """Root of every error that this package raises on purpose.
 
     Its text may quote names of bundles, files and registries, which come from strangers. Wherever it is
-    shown, in a traceback or a log too, it has no character that a terminal acts on.
+    shown, in a traceback or a log too, it has no character that a terminal acts on but line breaks and tabs,
+    which names cannot have where they are read from a bundle (:data:`~.schema.codec.Line`).
     """
 
     exit_code = ExitCode.FAILED
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(super().__str__(), "\n\t")
 
 
 class ManifestError(CutlassAotError):

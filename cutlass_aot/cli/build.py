@@ -17,7 +17,7 @@ from cutlass_aot.cli.options import (
     upstream_options,
 )
 from cutlass_aot.cli.output.render import own_name, print_json, resumable, table
-from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.cli.output.terminal import lines_of, say
 from cutlass_aot.schema.words import few, plural
 
 if TYPE_CHECKING:
@@ -161,13 +161,14 @@ def _tell_failures(result: BuildResult) -> None:
     say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed{reasons}:", err=True)
     for failures in list(by_reason.values())[:_MAX_REASONS]:
         first = failures[0]
-        say(f"\n  {first.headline or 'no reason given'}", err=True)
+        say("", f"  {first.headline or 'no reason given'}", err=True)
         if first.detail:
-            say(indent(first.detail, "  "), err=True)
+            say(*lines_of(indent(first.detail, "  ")), err=True)
         names = few([failure.kernel.name for failure in failures], 2)
-        say(f"  {plural(len(failures), 'kernel')}: {names}\n  log: {first.log}", err=True)
+        say(f"  {plural(len(failures), 'kernel')}: {names}", f"  log: {first.log}", err=True)
     more = len(by_reason) - _MAX_REASONS
-    say(f"\n  and {plural(more, 'further reason')}\n" if more > 0 else "", err=True)
+    further = ["", f"  and {plural(more, 'further reason')}"] if more > 0 else []
+    say(*further, "", err=True)
 
 
 def _what_is_known(item: PlannedKernel) -> dict[str, Any]:
@@ -228,10 +229,10 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
     )
     if shown:
         rows = [("build" if item.artifact is None else "-", own_name(item.kernel)) for item in shown]
-        groups = [f"{item.kernel.group_name}: {item.why}" for item in shown]
-        say(table(rows, ("", "kernel"), groups))
+        groups = [(f"{item.kernel.group_name}: {item.why}",) for item in shown]
+        say(*table(rows, ("", "kernel"), groups))
     for warning in (*selection.warnings, *made.runs):
-        say(f"note: {warning}")
+        say(*lines_of(f"note: {warning}"))
     counts = f"{plural(len(planned), 'kernel')}: {missing} to build, {len(planned) - missing} present"
     more = f"; more may come of {plural(len(made.runs), 'program')} to be run" if made.runs else ""
     say(counts + more)

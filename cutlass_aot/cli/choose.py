@@ -99,12 +99,12 @@ def command(
         return 0
     for number, (group, choice) in enumerate(found):
         expected = choice.expected
-        say(("\n" if number else "") + prose(f"{group.name}: {choice.tier}: {choice.reason}"))
+        say(*[""] * bool(number), *prose(f"{group.name}: {choice.tier}: {choice.reason}"))
         rows = [
             (_microseconds(item.microseconds), item.bound, own_name(item.kernel.kernel))
             for item in expected[:top]
         ]
-        say(table(rows, ("µs", "most of it", "kernel")))
+        say(*table(rows, ("µs", "most of it", "kernel")))
         if len(expected) > top:
             say(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
     return 0

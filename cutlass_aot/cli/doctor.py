@@ -115,7 +115,7 @@ def _report(with_build: bool, timeout: float, as_json: bool) -> int:
         for title, lines in _sections(facts):
             say(title)
             for line in lines:
-                say(prose(f"  {line}", 6))
+                say(*prose(f"  {line}", 6))
     broken = with_build and facts["toolchain_test"]["failed"]
     unusable = any(variable["problems"] for variable in facts["environment"])
     return ExitCode.FAILED if broken or unusable else ExitCode.GOOD

@@ -88,7 +88,7 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
             say(f"  {name}: {shown}")
         return 0
     if rows:
-        say(table(rows, header, groups))
+        say(*table(rows, header, [(group,) for group in groups]))
     targets = sorted({handle.target for handle in kernels})
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""

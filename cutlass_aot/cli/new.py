@@ -50,10 +50,11 @@ def command(kind: str, name: str, output: Path | None) -> int:
     say(f"{folder}: {plural(len(written), 'file')}")
     for path in written:
         say(f"  {path}")
-    say(f"try it, without installing it:\n  cd {folder}")
+    say("try it, without installing it:", f"  cd {folder}")
     source = "declared" if kind == "kernel" else "generator"
     say(f"  cutlass-aot try {name}_kernels/{source}.py{example}")
-    say(f"and build a bundle of it:\n  python -m pip install --editable .\n  cutlass-aot build {name}.toml")
+    say("and build a bundle of it:")
+    say("  python -m pip install --editable .", f"  cutlass-aot build {name}.toml")
     return 0
 
 

@@ -56,7 +56,7 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
     for name, value in (*_lines(handle), *_rankings(bundle, handle.group)):
         line = f"{name:<18}{value}"
         # A single word, such as a kernel's name, stays beside its title however long it is.
-        say(prose(line, 20) if " " in str(value) else line)
+        say(*prose(line, 20) if " " in str(value) else [line])
     return 0
 
 

@@ -100,7 +100,7 @@ def command(
     else:
         for name, text in _lines(tried, outcome, missing, generator, gpu, named_extents):
             line = f"{name:<15}{text}"
-            say(prose(line, 17) if name in ("operands", "") else line)
+            say(*prose(line, 17) if name in ("operands", "") else [line])
         for problem_text in tried.problems:
             say(f"error: {problem_text}", err=True)
     return 1 if tried.problems or (outcome is not None and not outcome.good) else 0

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.errors import BundleError, CutlassAotError, printable
 from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.entry_points import BUNDLES
@@ -140,7 +140,7 @@ def _of_wheels(place: int) -> Iterator[InstalledBundle]:
             "METADATA is gone or damaged; install the wheel again, or remove what is left of it"
         )  # fmt: skip
         yield InstalledBundle(
-            point.name, version, distribution, point.value, _folder(point.value), place, problem
+            printable(point.name), version, distribution, point.value, _folder(point.value), place, problem
         )
 
 
@@ -148,7 +148,7 @@ def _field(distribution: metadata.Distribution | None, name: str) -> str:
     try:
         fields = distribution.metadata if distribution else None
         # Tested first: indexing gives None for a missing field, and is to raise an error in future.
-        return fields[name] if fields and name in fields else ""
+        return printable(fields[name]) if fields and name in fields else ""
     except (OSError, ValueError):
         return ""
 
@@ -166,11 +166,12 @@ def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
     if not bundles:
         yield _unreadable(directory, place, f"holds no bundle: expected {MANIFEST_NAME} in it or below it")
     for folder in bundles:
-        yield InstalledBundle(folder.name, "", "", "", folder, place)
+        yield InstalledBundle(printable(folder.name), "", "", "", folder, place)
 
 
 def _unreadable(directory: Path, place: int, problem: str) -> InstalledBundle:
-    return InstalledBundle(directory.name, "", "", "", directory, place, f"{directory} {problem}")
+    name, where = printable(directory.name), printable(str(directory))
+    return InstalledBundle(name, "", "", "", directory, place, f"{where} {problem}")
 
 
 def _folder(package: str) -> Path | None:

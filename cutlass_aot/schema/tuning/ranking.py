@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.schema.codec import from_plain, row
+from cutlass_aot.schema.codec import check_lines, from_plain, row
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.operands import extent_names
@@ -261,6 +261,7 @@ class Ranking(NamedTuple):
             costs = _costs(body["costs"], digests)
             if bool(costs) != (machine is not None):
                 raise ValueError("a cost model without a GPU, or a GPU without one")
+            check_lines(str(body["gpu"]), str(body["origin"]))
             return cls(
                 group=str(body["group"]),
                 gpu=str(body["gpu"]),
