@@ -120,7 +120,7 @@ def installed(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
     for item in () if as_json else found:
         say(str(item))
     if not found and not as_json:
-        meant = did_you_mean(name, [item.name for item in installed_report(paths=paths)])
+        meant = did_you_mean(name, [item.name for item in installed_report(paths=paths) if item.targets])
         say(f"no bundle{f' {name}' if name else ''} is installed{meant}")
     return 0
 

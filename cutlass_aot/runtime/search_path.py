@@ -44,6 +44,8 @@ class InstalledBundle:
         path: the bundle's directory; None if it does not exist.
         place: position on the search path, 0 first.
         problem: why its name or version could not be read; ``""`` if they could.
+        exists: whether there is a bundle at all. A directory of the search path that is missing or holds none
+            stands in a list with the problem.
     """
 
     name: str
@@ -53,6 +55,7 @@ class InstalledBundle:
     path: Path | None
     place: int = 0
     problem: str = ""
+    exists: bool = True
 
     @property
     def announced(self) -> bool:
@@ -81,7 +84,7 @@ def installed_directories(name: str, expected: str = "a directory") -> list[Path
     Raises:
         BundleError: if none is installed; it says that what was expected is ``expected`` or such a name.
     """
-    installed = installed_bundles()
+    installed = [bundle for bundle in installed_bundles() if bundle.exists]
     found = [bundle.path for bundle in installed if bundle.name == name and bundle.path is not None]
     if not found:
         from cutlass_aot.schema.words import did_you_mean
@@ -157,6 +160,9 @@ def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
     """The bundles in a directory of the search path; if there are none, the directory with a problem."""
     try:
         inside = sorted(item for item in directory.iterdir() if not item.name.startswith("."))
+    except FileNotFoundError:
+        yield _unreadable(directory, place, "is missing: expected a directory of bundles")
+        return
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else ""
         yield _unreadable(directory, place, f"cannot be read: {reason or error}")
@@ -171,7 +177,7 @@ def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
 
 def _unreadable(directory: Path, place: int, problem: str) -> InstalledBundle:
     name, where = printable(directory.name), printable(str(directory))
-    return InstalledBundle(name, "", "", "", directory, place, f"{where} {problem}")
+    return InstalledBundle(name, "", "", "", directory, place, f"{where} {problem}", exists=False)
 
 
 def _folder(package: str) -> Path | None:
