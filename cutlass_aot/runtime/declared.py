@@ -151,7 +151,8 @@ class DeclaredKernel:
         self.place = place
         self.params = self._values("params", params)
         self.tuning = self._values("tuning", tuning)
-        self.cost = cost
+        # On one line: it stands in records, whose texts have no line breaks.
+        self.cost = " ".join(cost.split()) if isinstance(cost, str) else cost
         self.targets = self._names("targets", targets)
         self.modules = self._names("modules", modules)
         self.distributions = self._names("distributions", distributions)

@@ -99,15 +99,17 @@ def test_a_wrong_declaration_that_a_worker_finds_has_one_prefix(folder: Path) ->
     declared.write_text(right.replace('Operand("y", dtype,', 'Operand("y", "f31",'))
     line = right[: right.index("@cutlass_aot.kernel")].count("\n") + 1
     try:
-        done = cutlass_aot(folder, "try", "soft_cap/soft_cap_kernels/declared.py", "--no-run")
+        tried = cutlass_aot(folder, "try", "soft_cap/soft_cap_kernels/declared.py", "--no-run")
+        checked = cutlass_aot(folder, "check", "soft_cap/soft_cap_kernels/declared.py")
     finally:
         declared.write_text(right)
-    assert done.returncode == 1
-    assert done.stderr.startswith(
+    assert (tried.returncode, checked.returncode) == (1, 1)
+    assert tried.stderr.partition("threads=")[0] == checked.stderr.partition("threads=")[0]
+    assert tried.stderr.startswith(
         f"error: kernel soft_cap(dtype='f32', threads=128) ({declared.resolve()}:{line}): operand `y`: "
         "unknown element type 'f31'"
     )
-    assert len(done.stderr.splitlines()) == 1
+    assert len(tried.stderr.splitlines()) == len(checked.stderr.splitlines()) == 1
 
 
 def test_what_no_gpu_can_launch_is_said(folder: Path) -> None:

@@ -644,6 +644,21 @@ def tuned_records(dtype="f32") -> list[Kernel]:
     return [kernel for kernel in found if dict(kernel.parameters) == {"dtype": dtype}]
 
 
+def test_a_cost_formula_of_several_lines_is_read_back_from_a_bundle(tmp_path):
+    made = declare(
+        tuned.function,
+        name="on_lines",
+        params={"dtype": ["f32"]},
+        tuning={"threads": [128, 256], "wide": [False]},
+        cost="""ceil(N
+            / threads)""",
+    )
+    del declared._declared["on_lines"]
+    record = DeclaredGenerator(made).kernel({"dtype": "f32", "threads": 128, "wide": False}, "sm_90a")
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", [record]))
+    assert [group.cost for group in bundle.groups] == ["ceil(N / threads)"]
+
+
 def test_kernels_that_differ_in_tuning_are_of_one_group():
     kernels = tuned_records()
     assert len({kernel.group for kernel in kernels}) == 1
