@@ -235,9 +235,11 @@ class DeclaredKernel:
         except TypeError as error:
             found = str(error)
         strange = next((name for name in named if name not in self.params), "")
+        if strange:
+            found = f"there is no parameter `{strange}`"
         hint = did_you_mean(strange, self.params)
         if strange in self.tuning:
-            hint = f"; `{strange}` is a parameter of tuning, which a call does not name"
+            found, hint = f"`{strange}` is a parameter of tuning, which a call does not name", ""
         raise ParameterError(
             f"kernel {self.name}: {found}{hint}: it takes {', '.join(self.params) or 'no parameters'}"
         )

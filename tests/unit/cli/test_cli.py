@@ -432,7 +432,7 @@ def test_a_misspelt_word_is_told_from_those_that_are_known(run, tmp_path, monkey
     monkeypatch.setattr(
         cutlass_aot.runtime.search_path,
         "installed_bundles",
-        lambda: [SimpleNamespace(name="small", path=bundle)],
+        lambda: [SimpleNamespace(name="small", path=bundle, exists=True)],
     )
     _, out, err = run(*(str(bundle) if word == "BUNDLE" else word for word in arguments))
     assert (err or out).rstrip().endswith(f"; did you mean '{meant}'?")
