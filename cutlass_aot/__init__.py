@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Accepted", "ArtifactError", "Bundle", "BundleError", "CompileError", "CorruptFile", "CutlassAotError",
-    "DeviceError", "DslNeeded", "ExecutorError", "FactsError", "GeneratorError", "Incompatible",
-    "KernelHandle", "KernelNotFound", "LaunchError", "LinkError", "ManifestError", "Operand",
-    "OperandDescription", "OperandError", "PolicyError", "ProgramError", "RegistryError",
-    "RegistryNameError", "Rejected", "ReportError", "RequestError", "RequestNotFound", "SchemaTooNew",
-    "SignatureError", "StoreError", "ToolchainError", "TuningError", "UntrustedBundle", "__version__",
-    "describe", "errors", "installed_bundles", "kernel", "narrow", "open", "open_installed", "policy",
-    "scales", "serve", "trust", "view_as", "without_dsl",
+    "Accepted", "ArtifactError", "Bundle", "BundleError", "CompileError", "CorruptFile",
+    "CutlassAotError", "DeclarationError", "DeviceError", "DslNeeded", "ExecutorError", "FactsError",
+    "GeneratorError", "Incompatible", "KernelHandle", "KernelNotFound", "LaunchError", "LinkError",
+    "ManifestError", "MisplacedOperand", "Operand", "OperandDescription", "OperandError",
+    "ParameterError", "PolicyError", "ProgramError", "RegistryError", "RegistryNameError", "Rejected",
+    "ReportError", "RequestError", "RequestNotFound", "SchemaTooNew", "SignatureError", "StoreError",
+    "ToolchainError", "TuningError", "UntrustedBundle", "__version__", "describe", "errors",
+    "installed_bundles", "kernel", "narrow", "open", "open_installed", "policy", "scales", "serve",
+    "trust", "view_as", "without_dsl",
 ]  # fmt: skip
 
 _DEFINED_IN = {

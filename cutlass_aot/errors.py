@@ -26,6 +26,7 @@ __all__ = [
     "CompileError",
     "CorruptFile",
     "CutlassAotError",
+    "DeclarationError",
     "DeviceError",
     "DslNeeded",
     "ExecutorError",
@@ -36,7 +37,9 @@ __all__ = [
     "LaunchError",
     "LinkError",
     "ManifestError",
+    "MisplacedOperand",
     "OperandError",
+    "ParameterError",
     "PolicyError",
     "ProgramError",
     "RegistryError",
@@ -53,17 +56,18 @@ __all__ = [
 ]
 
 
-def printable(text: str) -> str:
+def printable(text: str, kept: str = "") -> str:
     """Text with every character that a terminal may act on as an escape, such as ``\\x1b``.
 
-    Line breaks and tabs stay. Characters that change the direction of writing, and halves of surrogate pairs,
-    are escaped too.
+    So are line breaks and tabs, with which a name could look like lines of our own, unless they are in
+    ``kept``, for text that has lines. Characters that change the direction of writing, and halves of
+    surrogate pairs, are escaped too.
     """
     if text.isprintable():
         return text
     return "".join(
         character
-        if character.isprintable() or character in "\n\t"
+        if character.isprintable() or character in kept
         else character.encode("unicode_escape").decode()
         for character in text
     )
@@ -92,13 +96,14 @@ class CutlassAotError(Exception):
     """Root of every error that this package raises on purpose.
 
     Its text may quote names of bundles, files and registries, which come from strangers. Wherever it is
-    shown, in a traceback or a log too, it has no character that a terminal acts on.
+    shown, in a traceback or a log too, it has no character that a terminal acts on but line breaks and tabs,
+    which names cannot have where they are read from a bundle (:data:`~.schema.codec.Line`).
     """
 
     exit_code = ExitCode.FAILED
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(super().__str__(), "\n\t")
 
 
 class ManifestError(CutlassAotError):
@@ -109,6 +114,10 @@ class ManifestError(CutlassAotError):
 
 class GeneratorError(CutlassAotError):
     """A generator is unknown, registered twice, or raised."""
+
+
+class DeclarationError(GeneratorError):
+    """The declaration of a kernel is wrong; the message names its file and line."""
 
 
 class ToolchainError(CutlassAotError):
@@ -177,6 +186,10 @@ class OperandError(CutlassAotError):
     exit_code = ExitCode.MISUSED
 
 
+class ParameterError(OperandError, TypeError):
+    """A call names a parameter or an operand that there is not, has too many, or lacks one."""
+
+
 class PolicyError(CutlassAotError):
     """There is no policy of that name."""
 
@@ -189,6 +202,10 @@ class ReportError(CutlassAotError):
 
 class KernelNotFound(CutlassAotError):
     """No kernel of the bundle supports the operands."""
+
+
+class MisplacedOperand(OperandError, KernelNotFound):
+    """An operand is not on a CUDA device, or not on that of the others, so that no kernel serves the call."""
 
 
 class RequestError(CutlassAotError):

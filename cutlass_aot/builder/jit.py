@@ -17,7 +17,14 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.builder.plan.known_bad import known_bad
-from cutlass_aot.errors import CompileError, CutlassAotError, KernelNotFound, OperandError, ToolchainError
+from cutlass_aot.errors import (
+    CompileError,
+    CutlassAotError,
+    KernelNotFound,
+    MisplacedOperand,
+    OperandError,
+    ToolchainError,
+)
 from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device_profiles import (
@@ -45,12 +52,18 @@ from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.selection.cost_model import sort_key
-from cutlass_aot.runtime.selection.match import arrangement, usual_accumulator
+from cutlass_aot.runtime.selection.match import arrangement, call_names, usual_accumulator
 from cutlass_aot.runtime.selection.query import Parameters, Query
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.operands import OperandDescription, Rejected, supports, writes_nothing
+from cutlass_aot.schema.kernels.operands import (
+    OperandDescription,
+    Rejected,
+    misplaced,
+    supports,
+    writes_nothing,
+)
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -104,6 +117,8 @@ def gemm(query: Query, operands: Sequence[Any], stream: Any, workspace: Any) -> 
         raise KernelNotFound(
             f"policy jit compiles GEMMs of a, b and out alone, and what is not a GEMM, not {query}"
         )
+    if problem := misplaced(call_names((), query), query.operands):
+        raise MisplacedOperand(problem)
     ordinal = common_device(query.operands)
     if ordinal < 0:
         raise OperandError("policy jit compiles for the GPU that the operands are on, and they are on none")
@@ -140,15 +155,18 @@ def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[
         if key not in _compiled:
             _compiled[key] = compile_record(record, generator)
         compiled = _compiled[key]
+    names = tuple(operand.name for operand in record.operands)
 
     def launch(*operands: Any, stream: Any = None, workspace: Any = None) -> None:
         descriptions = [describe_operand(operand) for operand in operands]
+        if len(names) == len(descriptions) and (problem := misplaced(names, descriptions)):
+            raise MisplacedOperand(problem)
         verdict = supports(record.operands, descriptions)
         if not verdict:
             raise OperandError(f"kernel {record.name}: {verdict.reason}")
         _launch(compiled, operands, descriptions, ordinal, stream, workspace)
 
-    return launch, tuple(operand.name for operand in record.operands)
+    return launch, names
 
 
 def _launch(

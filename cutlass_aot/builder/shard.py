@@ -7,15 +7,16 @@ generator and no DSL.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cutlass_aot.builder.plan.plan import kernel_keys
 from cutlass_aot.builder.plan.recipe import PlannedBundle
-from cutlass_aot.bundle.files import exchange
-from cutlass_aot.bundle.replace import check_folder
+from cutlass_aot.bundle.replace import check_folder, swap_in
 from cutlass_aot.errors import BundleError, CorruptFile, StoreError
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.codec import from_plain, to_plain
@@ -72,23 +73,33 @@ class Shard:
 def write_shard(shard: Shard, artifacts: Mapping[str, Artifact], store: Store) -> None:
     """Write a shard's directory under another name, and move it to its path when complete.
 
-    A shard at that path is replaced. ``artifacts`` are by key, of at least this share's kernels; the store
-    has their objects.
+    A shard at that path is replaced; it stays if that fails. ``artifacts`` are by key, of at least this
+    share's kernels; the store has their objects.
     """
     path = shard.path.absolute()
+    # Not in the temporary folder, which is removed whatever happens.
+    old = path.with_name(f".{path.name}.replaced")
+    _recover(path, old)
     check_shard_output(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(beside=path) as folder:
             made = folder / "new"
             _fill(Store(made), shard, artifacts, store)
-            if not path.exists():
-                made.rename(path)
-            elif not exchange(made, path):
-                path.rename(folder / "old")
-                made.rename(path)
+            swap_in(made, path, old)
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, StoreError) as error:
         raise _not_written(path, error) from None
+
+
+def _recover(path: Path, old: Path) -> None:
+    """Put back the shard that a killed writer had moved aside, or remove it if there is a new one."""
+    try:
+        if old.is_dir() and not os.path.lexists(path):
+            old.rename(path)
+    except OSError as error:
+        raise _not_written(path, error) from None
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def check_shard_output(path: Path) -> None:

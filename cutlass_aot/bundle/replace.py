@@ -215,22 +215,33 @@ def _clear_up(output: Path, prefix: str) -> None:
 
 def _swap_in(staging: Path, output: Path) -> None:
     """Move ``staging/new`` to ``output``, and what was there into ``staging``; or fail and change nothing."""
+    # Checked again: it may have changed while the new files were written.
+    _check_replaceable(output)
+    swap_in(staging / "new", output, staging / "old")
+    synchronise(output.parent)
+
+
+def swap_in(new: Path, output: Path, old: Path) -> None:
+    """Move the directory ``new`` to ``output``; if that fails, what was there stays.
+
+    Where the file system cannot exchange two directories, what was there is at ``old`` then, else at ``new``.
+
+    Raises:
+        BundleError: if what was moved to ``old`` could not be put back.
+        OSError: if the disk refuses.
+    """
     moved = False
     try:
         if output.exists() and any(output.iterdir()):
-            # Checked again: it may have changed while the new files were written.
-            _check_replaceable(output)
-            if exchange(staging / "new", output):
-                synchronise(output.parent)
+            if exchange(new, output):
                 return
             moved = True
-            output.rename(staging / "old")
-        (staging / "new").rename(output)
+            output.rename(old)
+        new.rename(output)
     except BaseException:
         if moved and not output.exists():
-            _put_back(staging / "old", output)
+            _put_back(old, output)
         raise
-    synchronise(output.parent)
 
 
 def _put_back(old: Path, output: Path) -> None:
@@ -238,6 +249,6 @@ def _put_back(old: Path, output: Path) -> None:
         old.rename(output)
     except OSError as error:
         raise BundleError(
-            f"the new bundle could not be put at {output}, and the old one could not be put back "
+            f"the new directory could not be put at {output}, and the old one could not be put back "
             f"({error.strerror}): it is whole, at {old}"
         ) from error

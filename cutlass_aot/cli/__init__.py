@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from cutlass_aot import __version__
-from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.cli.output.terminal import lines_of, say
 from cutlass_aot.errors import CutlassAotError, ExitCode
 from cutlass_aot.schema.words import did_you_mean
 
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
         # Its message may have words of the user's, such as the name of a file, as they are.
         shown = io.StringIO()
         error.show(shown)
-        say(shown.getvalue().rstrip("\n"), err=True)
+        say(*lines_of(shown.getvalue().rstrip("\n")), err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
         _fail("; ".join(["interrupted", *map(str, error.args)]), ExitCode.INTERRUPTED)
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _fail(message: str, status: int) -> None:
     # If standard error cannot be written either, the exit status alone tells.
     with contextlib.suppress(OSError):
-        say(f"error: {message}", err=True)
+        say(*lines_of(f"error: {message}"), err=True)
     sys.exit(status)
 
 

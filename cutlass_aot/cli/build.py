@@ -17,7 +17,7 @@ from cutlass_aot.cli.options import (
     upstream_options,
 )
 from cutlass_aot.cli.output.render import own_name, print_json, resumable, table
-from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.cli.output.terminal import lines_of, say
 from cutlass_aot.schema.words import few, plural
 
 if TYPE_CHECKING:
@@ -167,15 +167,16 @@ def _tell_failures(result: BuildResult) -> None:
     say(f"{plural(len(result.failures), 'kernel')} of {result.kernels} failed{reasons}{when}:", err=True)
     for failures in list(by_reason.values())[:_MAX_REASONS]:
         first = failures[0]
-        say(f"\n  {first.headline or 'no reason given'}", err=True)
+        say("", f"  {first.headline or 'no reason given'}", err=True)
         if first.detail:
-            say(indent(first.detail, "  "), err=True)
+            say(*lines_of(indent(first.detail, "  ")), err=True)
         names = few([failure.kernel.name for failure in failures], 2)
         old = sum(failure.before for failure in failures)
         remembered = f", {'all' if old == len(failures) else old} in an earlier build" if old else ""
-        say(f"  {plural(len(failures), 'kernel')}{remembered}: {names}\n  log: {first.log}", err=True)
+        say(f"  {plural(len(failures), 'kernel')}{remembered}: {names}", f"  log: {first.log}", err=True)
     more = len(by_reason) - _MAX_REASONS
-    say(f"\n  and {plural(more, 'further reason')}\n" if more > 0 else "", err=True)
+    further = ["", f"  and {plural(more, 'further reason')}"] if more > 0 else []
+    say(*further, "", err=True)
 
 
 def _what_is_known(item: PlannedKernel) -> dict[str, Any]:
@@ -242,10 +243,10 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
     )
     if shown:
         rows = [(_state(item), own_name(item.kernel)) for item in shown]
-        groups = [f"{item.kernel.group_name}: {item.why}" for item in shown]
-        say(table(rows, ("", "kernel"), groups))
+        groups = [(f"{item.kernel.group_name}: {item.why}",) for item in shown]
+        say(*table(rows, ("", "kernel"), groups))
     for warning in (*selection.warnings, *made.runs):
-        say(f"note: {warning}")
+        say(*lines_of(f"note: {warning}"))
     failed = sum(bool(item.failed) for item in planned)
     counts = (
         f"{plural(len(planned), 'kernel')}: {missing - failed} to build, {len(planned) - missing} present"

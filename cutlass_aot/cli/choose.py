@@ -104,8 +104,8 @@ def command(
         return 0
     for number, (group, choice) in enumerate(found):
         expected = choice.expected
-        say(("\n" if number else "") + prose(f"{group.name}: {choice.tier}: {choice.reason}"))
-        say(_table(expected[:top]))
+        say(*[""] * bool(number), *prose(f"{group.name}: {choice.tier}: {choice.reason}"))
+        say(*_table(expected[:top]))
         if len(expected) > top:
             say(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
     return 0
@@ -201,7 +201,7 @@ def _require_known(bundle: Bundle, gpu: str) -> None:
     )
 
 
-def _table(expected: Sequence[Expected]) -> str:
+def _table(expected: Sequence[Expected]) -> list[str]:
     """Kernels with what is known of them, best first."""
     columns: list[tuple[str, list[str]]] = []
     costs = any(item.cost is not None for item in expected)

@@ -50,18 +50,17 @@ def command(first: str, second: str, as_json: bool) -> int:
 def _tell(one: Listing, two: Listing, found: Difference) -> None:
     for title, kernels in (("added", found.added), ("removed", found.removed)):
         if kernels:
-            say(f"\n{title}: {plural(len(kernels), 'kernel')}")
-            say(_listed(kernels))
+            say("", f"{title}: {plural(len(kernels), 'kernel')}", *_listed(kernels))
     if found.changed:
-        say(f"\nchanged: {plural(len(found.changed), 'kernel')}")
+        say("", f"changed: {plural(len(found.changed), 'kernel')}")
         rows = [(row, change.kernel) for change in found.changed for row in _rows(change)]
-        groups = [f"{kernel.group}\n  {kernel.design}" for _, kernel in rows]
-        say(table([row for row, _ in rows], ("  what", "A", "B", "by"), groups))
+        groups = [(kernel.group, f"  {kernel.design}") for _, kernel in rows]
+        say(*table([row for row, _ in rows], ("  what", "A", "B", "by"), groups))
     if found.speeds:
-        say("\nmeasured times of B by those of A")
+        say("", "measured times of B by those of A")
         speeds = [(f"{item.ratio:.3f}", item.problems, item.gpu, item.kernel) for item in found.speeds]
-        say(table(speeds, ("B / A", "problems", "GPU", "kernel")))
-    say("")
+        say(*table(speeds, ("B / A", "problems", "GPU", "kernel")))
+    say()
     if one.size is not None and two.size is not None and one.size != two.size:
         say(f"size: {size(one.size)} to {size(two.size)}, {_by(one.size, two.size)}")
     if found.compile_seconds is not None:
@@ -72,7 +71,7 @@ def _tell(one: Listing, two: Listing, found: Difference) -> None:
     say(", ".join(f"{count} {name}" for count, name in zip(counts, names, strict=True)))
 
 
-def _listed(kernels: Sequence[ListedKernel]) -> str:
+def _listed(kernels: Sequence[ListedKernel]) -> list[str]:
     rows = [
         (
             "-" if kernel.registers is None else kernel.registers,
@@ -83,7 +82,7 @@ def _listed(kernels: Sequence[ListedKernel]) -> str:
         for kernel in kernels
     ]
     header = ("registers", "spills", "cubin", "kernel")
-    return table(rows, header, [kernel.group for kernel in kernels])
+    return table(rows, header, [(kernel.group,) for kernel in kernels])
 
 
 def _rows(change: Change) -> list[tuple[str, str, str, str]]:

@@ -115,7 +115,7 @@ def _report(with_build: bool, timeout: float, as_json: bool) -> int:
         for title, lines in _sections(facts):
             say(title)
             for line in lines:
-                say(prose(f"  {line}", 6))
+                say(*prose(f"  {line}", 6))
     broken = with_build and facts["toolchain_test"]["failed"]
     unusable = any(variable["problems"] for variable in facts["environment"])
     return ExitCode.FAILED if broken or unusable else ExitCode.GOOD
@@ -145,7 +145,7 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
         ("build packages", _packages(facts["packages"]["build"], facts["differing"])),
         ("driver", [_driver(facts["driver"])]),
         ("GPUs", ["none"] if facts["gpus"] == facts["driver"] else _gpus(facts["gpus"])),
-        ("installed bundles", _bundles(facts["bundles"])),
+        ("installed bundles", _bundles(facts["bundles"], facts["without_bundles"])),
         ("environment", list(_environment(facts["environment"]))),
         ("unpacked GPU code", [_unpacked(facts["unpacked"])]),
     ]
@@ -232,7 +232,10 @@ def _unpacked(unpacked: dict[str, Any]) -> str:
     return f"in {unpacked['directory']}: {held} of at most {limit}"
 
 
-def _bundles(bundles: list[dict[str, Any]]) -> list[str]:
-    if not bundles:
-        return ["none"]
-    return [f"{item['name']} {item['version'] or '?'} ({item['path'] or 'not found'})" for item in bundles]
+def _bundles(bundles: list[dict[str, Any]], without: list[str]) -> list[str]:
+    found = [
+        f"{item['name']} {item['version'] or '?'} ({item['path'] or 'not found'})"
+        + (f": {item['problem']}" if item["problem"] else "")
+        for item in bundles
+    ]
+    return [*(found or ["none"]), *(f"no bundle: {problem}" for problem in without)]

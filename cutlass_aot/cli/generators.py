@@ -9,7 +9,7 @@ import click
 
 from cutlass_aot.cli.options import json_option, plugin_option
 from cutlass_aot.cli.output.render import print_json, prose
-from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.cli.output.terminal import lines_of, say
 from cutlass_aot.errors import CutlassAotError
 
 
@@ -49,13 +49,13 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
         print_json([*described, *broken])
         return 1 if broken else 0
     for item in described:
-        say(prose(f"{item['name']}  ({item['location']}, version {item['version']})"))
+        say(*prose(f"{item['name']}  ({item['location']}, version {item['version']})"))
         for operation, targets in item["operations"].items():
-            say(prose(f"  {operation}: {' '.join(targets)}", 6))
+            say(*prose(f"  {operation}: {' '.join(targets)}", 6))
         for name, meaning in item["design"].items():
-            say(prose(f"    {name}: {meaning}", 6))
+            say(*prose(f"    {name}: {' '.join(meaning.split())}", 6))
     for item in broken:
-        say(f"error: {item['problem']}", err=True)
+        say(*lines_of(f"error: {item['problem']}"), err=True)
     return 1 if broken else 0
 
 
@@ -88,5 +88,5 @@ def check(names: tuple[str, ...], plugins: tuple[str, ...], target: str | None, 
         if not items:
             say(f"{name}: its code follows from its parameters")
         for item in items:
-            say(f"{name}: {item.message}")
+            say(*lines_of(f"{name}: {item.message}"))
     return 1 if any(found.values()) else 0

@@ -88,7 +88,7 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
             say(f"  {name}: {shown}")
         return 0
     if rows:
-        say(table(rows, header, groups))
+        say(*table(rows, header, [(group,) for group in groups]))
     targets = sorted({handle.target for handle in kernels})
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""
@@ -120,7 +120,7 @@ def installed(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
     for item in () if as_json else found:
         say(str(item))
     if not found and not as_json:
-        meant = did_you_mean(name, [item.name for item in installed_report(paths=paths)])
+        meant = did_you_mean(name, [item.name for item in installed_report(paths=paths) if item.targets])
         say(f"no bundle{f' {name}' if name else ''} is installed{meant}")
     return 0
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import importlib.util
 import keyword
 import re
 import secrets
 import shutil
+import sys
 from pathlib import Path
 
 import click
@@ -47,10 +50,11 @@ def command(kind: str, name: str, output: Path | None) -> int:
     say(f"{folder}: {plural(len(written), 'file')}")
     for path in written:
         say(f"  {path}")
-    say(f"try it, without installing it:\n  cd {folder}")
+    say("try it, without installing it:", f"  cd {folder}")
     source = "declared" if kind == "kernel" else "generator"
     say(f"  cutlass-aot try {name}_kernels/{source}.py{example}")
-    say(f"and build a bundle of it:\n  python -m pip install --editable .\n  cutlass-aot build {name}.toml")
+    say("and build a bundle of it:")
+    say("  python -m pip install --editable .", f"  cutlass-aot build {name}.toml")
     return 0
 
 
@@ -58,21 +62,14 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     """Write a package from its template to a folder that does not exist; returns its files.
 
     Raises:
-        GeneratorError: if the name cannot be a kernel's, is that of another generator or means something else
-            in the template, or the folder exists or cannot be written.
+        GeneratorError: if the name cannot be a kernel's, is that of another generator or of a module or means
+            something else, or the folder exists or cannot be written.
     """
-    if not _NAME.fullmatch(name) or len(name) > _MOST_CHARACTERS or keyword.iskeyword(name) or name == "gemm":
-        raise GeneratorError(
-            f"{name!r} cannot name a kernel: expected at most {_MOST_CHARACTERS} lower-case letters, digits "
-            "and single underscores between them, a letter first, and not `gemm` or a keyword of Python"
-        )
     known = references().get(name)
     if known is not None:
         raise GeneratorError(f"{name!r} is the name of generator {known.location}: give yours another one")
-    if name in _names_of(TEMPLATES / kind):
-        raise GeneratorError(
-            f"{name!r} means something else in the package that would be written: expected another name"
-        )
+    if problem := _problem(kind, name):
+        raise GeneratorError(f"{name!r} cannot name a {kind}: {problem}")
     files = {
         _renamed(path.relative_to(TEMPLATES / kind).as_posix(), kind, name): _renamed(
             path.read_text(encoding="utf-8"), kind, name
@@ -97,6 +94,42 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     except OSError as error:
         raise GeneratorError(f"{folder} cannot be written: {error.strerror or error}") from None
     return list(files)
+
+
+def _problem(kind: str, name: str) -> str:
+    """Why a kernel or a generator cannot have a name, which also is that of a function; ``""`` if it can."""
+    if keyword.iskeyword(name) or name.capitalize() in keyword.kwlist or keyword.issoftkeyword(name):
+        meant = name if keyword.iskeyword(name) or keyword.issoftkeyword(name) else name.capitalize()
+        as_written = "" if meant == name else f", as {meant}"
+        return f"it is a keyword of Python{as_written}; choose another name"
+    if not _NAME.fullmatch(name) or len(name) > _MOST_CHARACTERS:
+        return (
+            f"expected at most {_MOST_CHARACTERS} lower-case letters, digits and single underscores between "
+            "them, a letter first"
+        )
+    if name == "gemm":
+        return "it is the operation of GEMMs, which bundles serve by their operands; choose another name"
+    if name in _names_of(TEMPLATES / kind):
+        return "it means something else in the package that would be written; choose another name"
+    if hasattr(builtins, name):
+        return "it is a built-in name of Python, which the declaration would hide; choose another name"
+    for module in (name, f"{name}_kernels"):
+        if module in sys.stdlib_module_names:
+            return f"{module} is a module of Python's library, which it would hide; choose another name"
+        if (origin := _origin(module)) is not None:
+            return (
+                f"{module} is a module that is installed ({origin}), which it would hide; choose another name"
+            )
+    return ""
+
+
+def _origin(module: str) -> str | None:
+    """The file of an installed module; None if there is none. Folders without code are none."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None else spec.origin
 
 
 def _names_of(template: Path) -> set[str]:

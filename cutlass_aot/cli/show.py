@@ -9,6 +9,7 @@ import click
 
 from cutlass_aot.cli.ls import kernel_summary
 from cutlass_aot.cli.options import bundle_argument, json_option
+from cutlass_aot.cli.output.operand_lines import operand_lines
 from cutlass_aot.cli.output.render import print_json, prose
 from cutlass_aot.cli.output.request_lines import request_lines, request_record
 from cutlass_aot.cli.output.terminal import say
@@ -18,7 +19,6 @@ from cutlass_aot.schema.words import plural, size
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
     from cutlass_aot.schema.bundles.catalog import GroupEntry
-    from cutlass_aot.schema.kernels.constraints import OperandConstraint
 
 
 @click.command("show")
@@ -56,7 +56,7 @@ def command(bundle: Path, kernel: str, as_json: bool) -> int:
     for name, value in (*_lines(handle), *_rankings(bundle, handle.group)):
         line = f"{name:<18}{value}"
         # A single word, such as a kernel's name, stays beside its title however long it is.
-        say(prose(line, 20) if " " in str(value) else line)
+        say(*prose(line, 20) if " " in str(value) else [line])
     return 0
 
 
@@ -68,11 +68,7 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
         ("operation", kernel.operation + (f", epilogue {kernel.epilogue}" if kernel.epilogue else "")),
         ("target", kernel.target),
     ]
-    names = max((len(operand.name) for operand in kernel.operands), default=0)
-    dtypes = max((len(operand.dtype) for operand in kernel.operands), default=0)
-    for index, operand in enumerate(kernel.operands):
-        line = f"{operand.name:<{names}}  {operand.dtype:<{dtypes}}  {_in_words(operand)}"
-        lines.append(("" if index else "operands", line))
+    lines += operand_lines(kernel.operands)
     if kernel.accumulator:
         lines.append(("accumulator", kernel.accumulator))
     if handle.request is not None:
@@ -115,30 +111,3 @@ def _rankings(bundle: Path, group: GroupEntry) -> list[tuple[str, str]]:
         known = f"{plural(len(ranking.problems), 'problem')}, {ranking.origin}"
         lines.append(("" if index else "rankings", known))
     return lines
-
-
-def _in_words(operand: OperandConstraint) -> str:
-    """What a kernel demands of an operand besides its element type, in words."""
-    if operand.is_none:
-        return "None"
-    if operand.is_number:
-        return "a number"
-    if operand.scale is not None:
-        scale = operand.scale
-        tiles = f", in tiles {scale.swizzle}" if scale.swizzle else ""
-        return (
-            f"scale factors of {scale.of}, one for {scale.block} elements along {scale.along}{tiles}, "
-            f"compact, aligned to {operand.alignment} bytes"
-        )
-    shape = ", ".join(map(str, operand.extents))
-    order = "row-major" if operand.contiguous == -1 else "column-major"
-    return (
-        f"[{shape}] "
-        + (f"{order} ({operand.layout}), " if len(operand.extents) > 1 else "")
-        + f"aligned to {operand.alignment} bytes, "
-        + f"contiguous extent and strides divisible by {operand.divisibility}"
-        + (", compact" if operand.compact else "")
-        + (", extents of 64 bits" if operand.extent_bits == 64 else "")
-        + (f", multiples of {'x'.join(map(str, operand.multiples))}" if operand.multiples else "")
-        + (", written" if operand.written else "")
-    )

@@ -132,7 +132,7 @@ def stats_command(store: Path, as_json: bool) -> int:
         for kind, value in stats.kinds.items()
     ]
     if rows:
-        say(table(rows, ("kind", "records", "bytes", "bytes each", "of content")))
+        say(*table(rows, ("kind", "records", "bytes", "bytes each", "of content")))
     say(
         f"{plural(stats.blobs, 'blob')}, {size(stats.blob_bytes)}, {stats.unneeded_blobs} of them unneeded; "
         f"{plural(len(stats.roots), 'root')}; {plural(stats.logs, 'log')}; {stats.damaged} set aside"

@@ -17,10 +17,12 @@ from cutlass_aot.cli.options import (
     pairs_given,
     plugin_option,
 )
-from cutlass_aot.cli.output.render import print_json
+from cutlass_aot.cli.output.operand_lines import operand_lines
+from cutlass_aot.cli.output.render import print_json, prose
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
+from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.words import plural, size
 
 if TYPE_CHECKING:
@@ -109,10 +111,11 @@ def command(
                 say(f"running it on GPU {gpu}", err=True)
             outcome, missing = _run(tried, generator, named_extents, gpu, capability)
     if as_json:
-        print_json(_record(tried, seconds, outcome, missing))
+        print_json(_record(tried, seconds, outcome, missing, named_extents))
     else:
-        for name, text in _lines(tried, seconds, outcome, missing, generator, gpu):
-            say(f"{name:<15}{text}")
+        for name, text in _lines(tried, seconds, outcome, missing, generator, gpu, named_extents):
+            line = f"{name:<15}{text}"
+            say(*prose(line, 17) if name in ("operands", "") else [line])
         for problem_text in tried.problems:
             say(f"error: {problem_text}", err=True)
     return 1 if tried.problems or (outcome is not None and not outcome.good) else 0
@@ -163,7 +166,7 @@ def _run(
     except (TuningError, DeviceError) as error:
         return None, str(error)
     (handle,) = open_bundle(tried.bundle).kernels()
-    sizes_used = ", ".join(f"{name} = {extent}" for name, extent in extents.items()) or "its operands"
+    sizes_used = _sizes(extents) or "its operands"
     try:
         with torch.cuda.device(gpu):
             return run(torch, gpu, handle, getattr(generator, "reference", None), extents), ""
@@ -181,12 +184,22 @@ def _run(
         ) from error
 
 
+def _sizes(extents: Mapping[str | int, int]) -> str:
+    return ", ".join(f"{name} = {extent}" for name, extent in extents.items())
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
 def _lines(
-    tried: TriedKernel, seconds: float, outcome: Outcome | None, missing: str, generator: Generator, gpu: int
+    tried: TriedKernel,
+    seconds: float,
+    outcome: Outcome | None,
+    missing: str,
+    generator: Generator,
+    gpu: int,
+    extents: Mapping[str | int, int],
 ) -> list[tuple[str, str]]:
     facts, dynamic, filled = tried.facts, tried.dynamic_bytes, tried.occupancy
     more = f"; the first of {tried.matching} that match" if tried.matching > 1 else ""
@@ -195,6 +208,7 @@ def _lines(
     whole = f"{seconds:.1f} s in all, of which importing the DSL took {tried.import_seconds:.1f} s"
     lines = [
         ("kernel", tried.kernel.name + more),
+        *operand_lines(tried.kernel.operands),
         ("compiled in", f"{tried.seconds:.1f} s for {tried.kernel.target}; {whole}"),
         ("registers", f"{facts.registers} a thread"),
         ("spills", f"{size(facts.spill_bytes)} a thread" if facts.spill_bytes else "none"),
@@ -212,6 +226,8 @@ def _lines(
     if outcome is None:
         lines.append(("run", f"no: {missing.partition(':')[0]}"))
         return lines
+    if extents:
+        lines.append(("extents", _sizes(extents)))
     if outcome.error is None:
         lines.append(("error", f"not known: {generator.name} declares no reference function"))
     else:
@@ -231,11 +247,18 @@ def _lines(
     return lines
 
 
-def _record(tried: TriedKernel, seconds: float, outcome: Outcome | None, missing: str) -> dict[str, Any]:
+def _record(
+    tried: TriedKernel,
+    seconds: float,
+    outcome: Outcome | None,
+    missing: str,
+    extents: Mapping[str | int, int],
+) -> dict[str, Any]:
     filled = tried.occupancy
     return {
         "kernel": tried.kernel.name,
         "target": tried.kernel.target,
+        "operands": [to_plain(operand) for operand in tried.kernel.operands],
         "matching": tried.matching,
         "seconds": round(tried.seconds, 3),
         "import_seconds": round(tried.import_seconds, 3),
@@ -251,6 +274,7 @@ def _record(tried: TriedKernel, seconds: float, outcome: Outcome | None, missing
         if outcome is None
         else {
             **outcome._asdict(),
+            "extents": {str(name): extent for name, extent in extents.items()},
             "good": outcome.good,
             "gigabytes_per_second": outcome.gigabytes_per_second,
         },

@@ -45,7 +45,8 @@ def collect() -> dict[str, Any]:
     Keys: ``cutlass_aot``, ``python``, ``host``, ``glibc``, ``libc``, ``packages`` (``runtime`` and ``build``:
     name to version or None), ``differing`` (packages of other versions than this release asks for),
     ``driver`` (``cuda`` and ``release``, or ``problem``), ``gpus`` (``devices``, or ``problem``),
-    ``bundles``, ``environment`` (each variable of this package that is set, with ``name``, ``value`` and
+    ``bundles``, ``without_bundles`` (of the search path: what is missing or holds none, and why),
+    ``environment`` (each variable of this package that is set, with ``name``, ``value`` and
     ``problems``), ``unpacked`` (``directory``, ``held_bytes``, ``limit_bytes``, ``problem``: where unpacked
     GPU code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
     (``possible``, ``problems``, ``targets``, ``warnings``), ``facts`` (what compatibility is decided by:
@@ -58,6 +59,7 @@ def collect() -> dict[str, Any]:
     driver = _driver()
     gpus = _gpus()
     here = this_machine()
+    installed = installed_bundles()
     return {
         "cutlass_aot": __version__,
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -74,9 +76,12 @@ def collect() -> dict[str, Any]:
                 "version": bundle.version,
                 "distribution": bundle.distribution,
                 "path": str(bundle.path) if bundle.path else None,
+                "problem": bundle.problem,
             }
-            for bundle in installed_bundles()
+            for bundle in installed
+            if bundle.exists
         ],
+        "without_bundles": [bundle.problem for bundle in installed if not bundle.exists],
         "environment": [
             {**variable._asdict(), "problems": list(variable.problems)} for variable in environment()
         ],

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 import cutlass_aot
+from cutlass_aot.errors import DeclarationError
 from cutlass_aot.schema.words import did_you_mean, without_colors
 
 _OWN = Path(cutlass_aot.__file__).parent
@@ -22,9 +23,10 @@ def explain(error: BaseException) -> str:
     """The class and the text of an exception, without colours, and the author's line that it comes from.
 
     The compiler's own diagnostics name that line already; other exceptions, such as a ``TypeError`` or one of
-    MLIR, do not.
+    MLIR, do not. A wrong declaration says all in its text, and comes without its class.
     """
-    text = without_colors(f"{type(error).__name__}: {error}{_meant(error)}")
+    own = isinstance(error, DeclarationError)
+    text = without_colors(str(error) if own else f"{type(error).__name__}: {error}{_meant(error)}")
     place = None if _PLACE.search(text) else place_of(error)
     if place is not None:
         file, line, function = place

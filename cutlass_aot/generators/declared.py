@@ -55,9 +55,9 @@ class DeclaredGenerator:
         values = {**declared.params, **declared.tuning}
         taken = sorted({*values} & {*TABLE_KEYS, *GENERAL_FILTERS})
         if taken:
-            raise GeneratorError(
-                f"kernel {declared.name!r} ({declared.location}): parameter {taken[0]!r} has the name of a "
-                "key that manifests or listings have already: give it another one"
+            raise declared.refusal(
+                f"parameter {taken[0]!r} has the name of a key that manifests or listings have already: give "
+                "it another one"
             )
         self.design: Mapping[str, str] = {
             key: f"{'tuning' if key in declared.tuning else 'parameter'}: {', '.join(map(str, known))}"
@@ -112,24 +112,22 @@ class DeclaredGenerator:
 
     def _check_cost(self, values: Parameters, operands: Sequence[OperandConstraint]) -> None:
         """Refuse a cost formula that could not be evaluated when a kernel is chosen."""
-        where = f"kernel {self.name!r} ({self.declared.location})"
         try:
             names = names_of(self.declared.cost)
         except ManifestError as error:
-            raise GeneratorError(f"{where}: {error}") from None
+            raise self.declared.refusal(str(error)) from None
         extents = {*extent_names(operands)}
         own = numbers_of(values)
         known = {*extents, *own, *GPU_NAMES}
         if names - known:
             unknown = min(names - known)
-            raise GeneratorError(
-                f"{where}: cost: {unknown!r} is none of the extents, of the parameters that are numbers, or "
-                f"of the GPU's numbers: expected some of {', '.join(sorted(known))}"
-                + did_you_mean(unknown, known)
+            raise self.declared.refusal(
+                f"cost: {unknown!r} is none of the extents, of the parameters that are numbers, or of the "
+                f"GPU's numbers: expected some of {', '.join(sorted(known))}{did_you_mean(unknown, known)}"
             )
         twice = sorted(names & ((extents & {*own}) | ({*extents, *own} & {*GPU_NAMES})))
         if twice:
-            raise GeneratorError(f"{where}: cost: {twice[0]!r} means two things: give one another name")
+            raise self.declared.refusal(f"cost: {twice[0]!r} means two things: give one another name")
 
     def compile(self, kernel: Kernel) -> CompiledFunction:
         """Compile one kernel from its record's parameters."""
@@ -170,37 +168,42 @@ def ask(declared: DeclaredKernel, values: Parameters, constants: Mapping[str, in
         found = declared.function(**values)
     if found is None:
         return None
-    call = declared.call_text(values)
     if not isinstance(found, tuple) or len(found) not in (2, 3) or not callable(found[0]):
-        raise GeneratorError(
-            f"{call} returned {type(found).__name__}: expected (callable, operands), (callable, operands, "
-            "values to compile in), or None"
+        raise declared.refusal(
+            f"it returned {type(found).__name__}: expected (callable, operands), (callable, operands, values "
+            "to compile in), or None",
+            values,
         )
     function, operands, *rest = found
     if not isinstance(operands, Sequence) or not all(isinstance(item, Operand) for item in operands):
-        raise GeneratorError(
-            f"{call}: expected a list of cutlass_aot.Operand as the second of what it returns"
+        raise declared.refusal(
+            "expected a list of cutlass_aot.Operand as the second of what it returns", values
         )
     if rest and not isinstance(rest[0], (tuple, list)):
-        raise GeneratorError(
-            f"{call}: expected a tuple of values to compile in as the third of what it returns, got "
-            f"{type(rest[0]).__name__} {rest[0]!r}: a tuple of one value is written (value,)"
+        raise declared.refusal(
+            "expected a tuple of values to compile in as the third of what it returns, got "
+            f"{type(rest[0]).__name__} {rest[0]!r}: a tuple of one value is written (value,)",
+            values,
         )
-    constraints = tuple(operand.constraint() for operand in operands)
+    try:
+        constraints = tuple(operand.constraint() for operand in operands)
+    except GeneratorError as error:
+        raise declared.refusal(str(error), values) from None
     names = ", ".join(constraint.name for constraint in constraints) or "none"
     try:
         check_operands(constraints)
     except ValueError as error:
-        raise GeneratorError(f"{call}: operands {names}: {error}") from None
+        raise declared.refusal(f"operands {names}: {error}", values) from None
     if not any(constraint.written for constraint in constraints):
-        raise GeneratorError(f"{call}: operands {names}: expected one that is written")
+        raise declared.refusal(f"operands {names}: expected one that is written", values)
     answer = Answer(function, constraints, tuple(rest[0]) if rest else ())
-    _check_arguments(call, answer)
+    if problem := _problem_of_arguments(answer):
+        raise declared.refusal(problem, values)
     return answer
 
 
-def _check_arguments(call: str, answer: Answer) -> None:
-    """Refuse a callable that does not take the operands, then the values, then the stream.
+def _problem_of_arguments(answer: Answer) -> str:
+    """Why a callable does not take the operands, then the values, then the stream; ``""`` if it does.
 
     The DSL, which would find it later, knows nothing of the declaration.
     """
@@ -208,17 +211,18 @@ def _check_arguments(call: str, answer: Answer) -> None:
         signature = inspect.signature(answer.function)
     except (TypeError, ValueError):
         # It does not say what it takes.
-        return
+        return ""
     try:
         signature.bind(*answer.operands, *answer.values, "the stream")
     except TypeError as error:
         function = getattr(answer.function, "__name__", type(answer.function).__name__)
         operands = ", ".join(operand.name for operand in answer.operands)
-        raise GeneratorError(
-            f"{call}: {function}({', '.join(signature.parameters)}) is given the operands {operands}, then "
+        return (
+            f"{function}({', '.join(signature.parameters)}) is given the operands {operands}, then "
             f"{plural(len(answer.values), 'value')} to compile in, then the stream: {error}; declare what it "
             "takes, in its order"
-        ) from None
+        )
+    return ""
 
 
 def _fits(problem: Problem, kernel: Kernel) -> bool:

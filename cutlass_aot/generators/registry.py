@@ -15,12 +15,13 @@ from typing import TypeVar
 from cutlass_aot.errors import GeneratorError, ManifestError
 from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.declaring_files import declaring_files
 from cutlass_aot.generators.distributions import installed
 from cutlass_aot.generators.protocol import Generator
 from cutlass_aot.runtime.declared import DeclaredKernel, declared_kernels
 from cutlass_aot.schema.encoding import digest, encode
 from cutlass_aot.schema.entry_points import GENERATORS
-from cutlass_aot.schema.words import did_you_mean
+from cutlass_aot.schema.words import did_you_mean, few
 
 _registered: dict[str, type[Generator]] = {}
 
@@ -68,7 +69,10 @@ class GeneratorReference:
         """Import the class or declared kernel."""
         module_name, _, class_name = self.location.partition(":")
         try:
-            found: object = _import_light(module_name, f"generator {self.name!r}")
+            had_dsl = "cutlass" in sys.modules
+            found: object = importlib.import_module(module_name)
+            if not had_dsl and "cutlass" in sys.modules:
+                raise _brings_dsl(module_name, f"generator {self.name!r}")
             for part in class_name.split("."):
                 found = getattr(found, part)
         except GeneratorError:
@@ -83,29 +87,49 @@ class GeneratorReference:
 def import_plugin(module: str) -> None:
     """Import a plugin module, which has to register a generator and must not import the DSL."""
     before = set(_known())
+    loaded, brings_dsl = _import_plugin(module)
+    if set(_known()) == before and not _declared_in(module):
+        path = Path(loaded.__file__ or "")
+        raise GeneratorError(
+            f"plugin {module!r} ({path}) registers no generator: {_elsewhere(path)}decorate its class with "
+            "cutlass_aot.generators.registry.register, or a function with cutlass_aot.kernel"
+        )
+    if brings_dsl:
+        raise _brings_dsl(module, f"plugin {module!r}")
+
+
+def _import_plugin(module: str) -> tuple[ModuleType, bool]:
+    """Import a module of a user's; also says whether that has imported the DSL."""
+    had_dsl = "cutlass" in sys.modules
     try:
-        loaded = _import_light(module, f"plugin {module!r}")
+        loaded = importlib.import_module(module)
     except GeneratorError:
         raise
     except Exception as error:
         raise GeneratorError(f"plugin {module!r} cannot be imported: {explain(error)}") from error
-    own = any(location.partition(":")[0] == module for location in _known().values())
-    if set(_known()) == before and not own:
-        raise GeneratorError(
-            f"plugin {module!r} ({loaded.__file__}) registers no generator: decorate its class with "
-            "cutlass_aot.generators.registry.register, or a function with cutlass_aot.kernel"
-        )
+    return loaded, not had_dsl and "cutlass" in sys.modules
 
 
-def _import_light(module: str, what: str) -> ModuleType:
-    had_dsl = "cutlass" in sys.modules
-    loaded = importlib.import_module(module)
-    if not had_dsl and "cutlass" in sys.modules:
-        raise GeneratorError(
-            f"{what}: {module} imports the DSL at module level: move `import cutlass` into a module that "
-            "enumerate() or compile() imports, so that queries stay light"
-        )
-    return loaded
+def _brings_dsl(module: str, what: str) -> GeneratorError:
+    return GeneratorError(
+        f"{what}: {module} imports the DSL at module level: move `import cutlass` into a module that "
+        "enumerate() or compile() imports, so that queries stay light"
+    )
+
+
+def _elsewhere(path: Path) -> str:
+    """Which files beside one declare a kernel, for the message about one that does not; ``""`` for none."""
+    found = declaring_files(path)
+    return f"{few(found)} {'does' if len(found) == 1 else 'do'}; " if found else ""
+
+
+def _declared_in(module: str) -> list[GeneratorReference]:
+    """Generators that a module defines itself."""
+    return [
+        GeneratorReference(name, location)
+        for name, location in _known().items()
+        if location.partition(":")[0] == module
+    ]
 
 
 def references() -> dict[str, GeneratorReference]:
@@ -181,17 +205,19 @@ def named(kernel: str) -> GeneratorReference:
     # First, so that what is meant is this file and not an installed copy.
     sys.path.insert(0, str(root))
     loaded = set(sys.modules)
-    import_plugin(module)
-    if own_name:
-        return find(own_name)
-    declared = [item for item in references().values() if _module(item) == module]
-    if not declared:
+    _, brings_dsl = _import_plugin(module)
+    declared = _declared_in(module)
+    if not declared and own_name not in _known():
         imported = [item for item in references().values() if _module(item) in sys.modules.keys() - loaded]
         names = ", ".join(f"{item.name} ({item.location})" for item in imported)
+        others = f" itself, and imports {names}: " if names else f": {_elsewhere(path)}"
         raise GeneratorError(
-            f"{path} declares no kernel itself, and imports {names or 'none'}: expected the file that "
-            "declares one, or the name of a kernel"
+            f"{path} declares no kernel{others}expected the file that declares one, or the name of a kernel"
         )
+    if brings_dsl:
+        raise _brings_dsl(module, str(path))
+    if own_name:
+        return find(own_name)
     if len(declared) != 1:
         names = ", ".join(item.name for item in declared)
         raise GeneratorError(f"{path} declares {names}: name one, such as {kernel}:{declared[0].name}")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutlass_aot.runtime.dispatch import Dispatcher, in_order
+from cutlass_aot.errors import KernelNotFound, OperandError
+from cutlass_aot.runtime.dispatch import RUNNING, Dispatcher, in_order
 from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.launching.native import NativeAttribute
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _opened: list[weakref.ref[Bundle]] = []
 _lock = ProcessLock()
+_FINDING = ("accumulator", "operation", "epilogue", "parameters", "target", "gpu")
+"""What :meth:`Bundle.find` and its like take by name besides operands."""
 
 
 def open_bundle(
@@ -178,7 +181,9 @@ class Bundle:
                 has several targets, ``target`` must be given too. Ignored for operands on a GPU.
 
         Raises:
-            KernelNotFound: if there is none; names the query and the nearest groups.
+            KernelNotFound: if there is none; names the query and the nearest groups. It is a
+                :class:`~cutlass_aot.MisplacedOperand` if operands are not on one GPU.
+            ParameterError: for a name that is close to that of a parameter or of an operand.
             OperandError: if an operand cannot be described, ``target`` is not the name of a target, or
                 ``gpu`` is given without ``target`` for a bundle of several targets, or can be several of
                 :attr:`tuned_for`.
@@ -186,7 +191,12 @@ class Bundle:
             DeviceError: if operands are on a GPU that the driver does not know.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
-        return self._finder.find(computation, in_order(computation, operands, named), target, gpu)
+        try:
+            return self._finder.find(computation, in_order(computation, operands, named), target, gpu)
+        except (KernelNotFound, OperandError) as error:
+            if wrong := self._finder.misnamed(operation, named, _FINDING):
+                raise wrong from error
+            raise
 
     def choose(
         self,
@@ -205,7 +215,12 @@ class Bundle:
         Arguments and errors are those of :meth:`find`.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
-        return self._finder.choose(computation, in_order(computation, operands, named), target, gpu)
+        try:
+            return self._finder.choose(computation, in_order(computation, operands, named), target, gpu)
+        except (KernelNotFound, OperandError) as error:
+            if wrong := self._finder.misnamed(operation, named, _FINDING):
+                raise wrong from error
+            raise
 
     def explain(
         self,
@@ -229,7 +244,12 @@ class Bundle:
             OperandError: if an operand cannot be described, or ``target`` is not the name of a target.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
-        return self._finder.explain(computation, in_order(computation, operands, named), target)
+        try:
+            return self._finder.explain(computation, in_order(computation, operands, named), target)
+        except OperandError as error:
+            if wrong := self._finder.misnamed(operation, named, _FINDING):
+                raise wrong from error
+            raise
 
     def kernels(self, **filters: str | Sequence[str]) -> list[KernelHandle]:
         """Kernels of the bundle, by group, family, tile shape, cluster shape, the rest of the design, name.
@@ -320,6 +340,9 @@ class Bundle:
         Raises:
             KernelNotFound: if the bundle has no kernel for the operands, unless :mod:`cutlass_aot.policy`
                 says otherwise.
+            MisplacedOperand: if the operands are not on one GPU.
+            ParameterError: if an operand is missing, or for a name that is close to that of a parameter or of
+                an operand.
             OperandError: if an operand cannot be described or launched on.
             Incompatible: if nothing of the bundle runs on the operands' GPU.
             LaunchError: if compiled code refuses the call.
@@ -373,7 +396,12 @@ class Bundle:
             named: operands by name.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
-        self._dispatcher.run(computation, operands, named, stream, workspace)
+        try:
+            self._dispatcher.run(computation, operands, named, stream, workspace)
+        except (KernelNotFound, OperandError) as error:
+            if wrong := self._finder.misnamed(operation, named, RUNNING):
+                raise wrong from error
+            raise
 
     # -- this machine -----------------------------------------------------------------------------------
 

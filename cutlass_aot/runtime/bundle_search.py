@@ -70,8 +70,8 @@ class BundleSearch:
             directory = open_located(item)
             directory.check_machine()
         except (BundleError, CorruptFile, Incompatible, SchemaTooNew, UntrustedBundle) as error:
-            called = f"{item.name} {item.version}".rstrip()
-            self.problems.append(f"installed bundle {called} cannot be opened: {error}")
+            called = f"installed bundle {item.name} {item.version}".rstrip()
+            self.problems.append(f"{called} cannot be opened: {error}" if item.exists else item.problem)
             return None
         return _installed.setdefault(directory.path, note_opened(Bundle(directory)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -15,9 +16,12 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import (
+    DeclarationError,
     GeneratorError,
     KernelNotFound,
+    MisplacedOperand,
     OperandError,
+    ParameterError,
 )
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.bundle import Bundle
@@ -28,6 +32,7 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.query import Parameters
 from cutlass_aot.schema.kernels.design import DesignValue, is_value
+from cutlass_aot.schema.kernels.operands import misplaced
 from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, target_meant
 from cutlass_aot.schema.words import did_you_mean, few
 
@@ -86,27 +91,32 @@ def kernel(
         version: to be raised when equal parameters should give other code although no module changed.
 
     Raises:
-        GeneratorError: if the declaration is wrong, or the name is taken.
+        DeclarationError: if the declaration is wrong, or the name is taken.
     """
+    caller = sys._getframe(1)
+    place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    given: object = name
+    if not isinstance(given, str):
+        advice = '; write @cutlass_aot.kernel("NAME", ...) above the function' if callable(given) else ""
+        raise DeclarationError(f"a kernel ({place}): expected its name as text, got {given!r}{advice}")
 
     def declare(function: Callable[..., Any]) -> DeclaredKernel:
         made = DeclaredKernel(
             function,
+            place,
             name=name,
-            params={key: tuple(values) for key, values in (params or {}).items()},
-            tuning={key: tuple(values) for key, values in (tuning or {}).items()},
+            params={} if params is None else params,
+            tuning={} if tuning is None else tuning,
             cost=cost,
-            targets=KNOWN_TARGETS if targets is None else tuple(targets),
-            modules=_names("modules", modules),
-            distributions=_names("distributions", distributions),
+            targets=KNOWN_TARGETS if targets is None else targets,
+            modules=modules,
+            distributions=distributions,
             device=device,
             version=version,
         )
         known = _declared.get(name)
         if known is not None and known.location != made.location:
-            raise GeneratorError(
-                f"kernel name {name!r} is taken by {known.location}; give {made.location} another one"
-            )
+            raise made.refusal(f"its name is taken by {known.location} ({known.place}): give it another one")
         _declared[name] = made
         return made
 
@@ -124,24 +134,28 @@ class DeclaredKernel:
     def __init__(
         self,
         function: Callable[..., Any],
+        place: str,
         *,
         name: str,
-        params: Mapping[str, tuple[DesignValue, ...]],
-        tuning: Mapping[str, tuple[DesignValue, ...]],
+        params: Mapping[str, Sequence[DesignValue]],
+        tuning: Mapping[str, Sequence[DesignValue]],
         cost: str,
-        targets: tuple[str, ...],
-        modules: tuple[str, ...],
-        distributions: tuple[str, ...],
+        targets: Sequence[str],
+        modules: Sequence[str],
+        distributions: Sequence[str],
         device: bool,
         version: str,
     ) -> None:
+        """``place`` is the declaration's file and line, for messages; see :func:`cutlass_aot.kernel`."""
         self.name = name
-        self.params = params
-        self.tuning = tuning
-        self.cost = cost
-        self.targets = targets
-        self.modules = modules
-        self.distributions = distributions
+        self.place = place
+        self.params = self._values("params", params)
+        self.tuning = self._values("tuning", tuning)
+        # On one line: it stands in records, whose texts have no line breaks.
+        self.cost = " ".join(cost.split()) if isinstance(cost, str) else cost
+        self.targets = self._names("targets", targets)
+        self.modules = self._names("modules", modules)
+        self.distributions = self._names("distributions", distributions)
         self.device = device
         self.version = version
         self.function = function
@@ -166,7 +180,7 @@ class DeclaredKernel:
         Takes ``params`` as the decorated function does; equal parameters give the same function.
 
         Raises:
-            TypeError: if these are not the parameters.
+            ParameterError: if these are not the parameters; it is a TypeError too.
             GeneratorError: if a parameter cannot have this value.
             KernelNotFound: under the policies ``required`` and ``warn``, if no bundle that is open or
                 installed has a kernel for them on any GPU; names installed bundles that cannot be opened.
@@ -179,13 +193,12 @@ class DeclaredKernel:
             # Unhashable, so not a parameter; refused below.
             found = None
         if found is None:
-            try:
-                bound = self._signature().bind(*positional, **named).arguments
-            except TypeError as error:
-                meant = "".join(did_you_mean(name, self.params) for name in named if name not in self.params)
-                taken = ", ".join(self.params) or "nothing"
-                raise TypeError(f"{self.name}: {error}: expected {taken}{meant}") from None
-            values = {key: _checked(self.name, key, value) for key, value in bound.items()}
+            bound = self._bound(positional, named)
+            values: dict[str, DesignValue] = {}
+            for key, value in bound.items():
+                if problem := _problem(value):
+                    raise GeneratorError(f"kernel {self.name}: parameter {key} = {value!r}: {problem}")
+                values[key] = value
             function = tuple((type(value), value) for value in values.values())
             found = self._functions.setdefault(function, PrebuiltFunction(self, values))
             self._calls[called] = found
@@ -215,6 +228,22 @@ class DeclaredKernel:
         parameters = signature.parameters.values()
         return signature.replace(parameters=[item for item in parameters if item.name not in self.tuning])
 
+    def _bound(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a call by name."""
+        try:
+            return self._signature().bind(*positional, **named).arguments
+        except TypeError as error:
+            found = str(error)
+        strange = next((name for name in named if name not in self.params), "")
+        if strange:
+            found = f"there is no parameter `{strange}`"
+        hint = did_you_mean(strange, self.params)
+        if strange in self.tuning:
+            found, hint = f"`{strange}` is a parameter of tuning, which a call does not name", ""
+        raise ParameterError(
+            f"kernel {self.name}: {found}{hint}: it takes {', '.join(self.params) or 'no parameters'}"
+        )
+
     def call_text(self, values: Parameters) -> str:
         """A call with these parameters, as messages show it: ``swiglu_fp8(n=4096)``."""
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
@@ -222,56 +251,76 @@ class DeclaredKernel:
     def _check(self) -> None:
         """Refuse a declaration that a build could not repeat from its record alone."""
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name == "gemm":
-            raise self._refusal(
+            raise self.refusal(
                 f"the name {self.name!r}: expected lower-case letters, digits and underscores, and not `gemm`"
             )
         function = self.function
         if not isinstance(function, FunctionType) or not function.__qualname__.isidentifier():
-            raise self._refusal(
+            raise self.refusal(
                 "expected a function at the top level of a module: a build imports it from there by its name"
             )
         if function.__closure__:
             cells = ", ".join(function.__code__.co_freevars)
-            raise self._refusal(f"it takes {cells} from a closure: declare them under `params`")
+            raise self.refusal(f"it takes {cells} from a closure: declare them under `params`")
         parameters = inspect.signature(function).parameters.values()
         for parameter in parameters:
             if parameter.default is not parameter.empty:
-                raise self._refusal(
+                raise self.refusal(
                     f"`{parameter.name}` has a default value, which no record would have: list its values "
                     "under `params` and leave out the default"
                 )
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise self._refusal(f"`*{parameter.name}`: expected parameters with names")
+                raise self.refusal(f"`*{parameter.name}`: expected parameters with names")
         if [parameter.name for parameter in parameters] != [*self.params, *self.tuning]:
             tuned = f" and `tuning` ({', '.join(self.tuning)})" if self.tuning else ""
-            raise self._refusal(
+            raise self.refusal(
                 f"it takes ({', '.join(parameter.name for parameter in parameters)}), `params` declares "
                 f"({', '.join(self.params)}){tuned}: expected the same names in the same order"
             )
         if not isinstance(self.cost, str):
-            raise self._refusal(f"cost {self.cost!r}: expected a formula as text")
+            raise self.refusal(f"cost {self.cost!r}: expected a formula as text")
         count = 1
         for where, declared in (("params", self.params), ("tuning", self.tuning)):
             for key, values in declared.items():
                 for value in values:
-                    _checked(self.name, key, value)
+                    if problem := _problem(value):
+                        raise self.refusal(f"parameter {key} = {value!r}: {problem}")
                 typed = {(type(value), value) for value in values}
                 if not values or len(typed) != len(values):
-                    raise self._refusal(f"{where}[{key!r}]: expected a list of values, each once")
+                    raise self.refusal(f"{where}[{key!r}]: expected a list of values, each once")
                 count *= len(values)
         if count > MAX_COMBINATIONS:
-            raise self._refusal(f"{count} combinations of parameters; expected at most {MAX_COMBINATIONS}")
+            raise self.refusal(f"{count} combinations of parameters; expected at most {MAX_COMBINATIONS}")
         for target in self.targets:
             if target not in KNOWN_TARGETS:
-                raise self._refusal(
+                raise self.refusal(
                     f"unknown target {target!r}: expected some of {', '.join(KNOWN_TARGETS)}"
                     + target_meant(target, KNOWN_TARGETS)
                 )
         if not self.targets:
-            raise self._refusal(f"no targets: expected some of {', '.join(KNOWN_TARGETS)}")
+            raise self.refusal(f"no targets: expected some of {', '.join(KNOWN_TARGETS)}")
 
-    def _refusal(self, problem: str) -> GeneratorError:
-        return GeneratorError(f"kernel {self.name!r} ({self.location}): {problem}")
+    def _values(
+        self, where: str, given: Mapping[str, Sequence[DesignValue]]
+    ) -> dict[str, tuple[DesignValue, ...]]:
+        """Lists of values by names; a text alone would be taken for a list of its letters."""
+        if not isinstance(given, Mapping):
+            raise self.refusal(f"`{where}`: expected lists of values by names, got {given!r}")
+        for key, values in given.items():
+            if not isinstance(key, str) or not _is_list(values):
+                raise self.refusal(f"{where}[{key!r}]: expected a list of values, got {values!r}")
+        return {key: tuple(values) for key, values in given.items()}
+
+    def _names(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
+        """Names in a list; a text alone would be taken for a list of its letters."""
+        if not _is_list(names) or not all(isinstance(name, str) and name for name in names):
+            raise self.refusal(f"`{what}`: expected a list of names, got {names!r}")
+        return tuple(names)
+
+    def refusal(self, problem: str, values: Parameters | None = None) -> DeclarationError:
+        """The error for a wrong declaration, which ``values`` of its parameters may have shown."""
+        called = repr(self.name) if values is None else self.call_text(values)
+        return DeclarationError(f"kernel {called} ({self.place}): {problem}")
 
 
 class PrebuiltFunction:
@@ -304,11 +353,15 @@ class PrebuiltFunction:
 
         Raises:
             KernelNotFound: if no bundle has the kernel for the operands' GPU, unless the policy is ``jit``.
-            OperandError: if the operands are on no GPU, or the kernel does not support them. Of several
-                kernels that differ in tuning, that none supports them is KernelNotFound.
+            MisplacedOperand: if the operands are not on one GPU.
+            ParameterError: if operands are missing, or there are none of the names given.
+            OperandError: if the kernel does not support the operands. Of several kernels that differ in
+                tuning, that none supports them is KernelNotFound.
             CutlassAotError: see :attr:`cutlass_aot.KernelHandle.launch`.
         """
         ordinal = _ordinal_of((*operands, *named.values()) if named else operands)
+        if ordinal < 0:
+            raise self._without_gpu(operands, named)
         found = self._launches.get(ordinal)
         if found is None:
             found = self._launches.setdefault(ordinal, self._find(ordinal))
@@ -356,6 +409,16 @@ class PrebuiltFunction:
     def _kernels_of(self, bundle: Bundle) -> list[KernelHandle]:
         return bundle.kernels_of(self.declared.name, self.values)
 
+    def _without_gpu(self, operands: Sequence[Any], named: Mapping[str, Any]) -> OperandError:
+        """The error for operands of which none is on a GPU."""
+        known = next((kernel.group.operands for kernel in self.kernels()), ())
+        places = [operand.name for operand in known] or list(map(str, range(len(operands))))
+        names = [*places[: len(operands)], *named]
+        descriptions = [describe_operand(operand) for operand in (*operands, *named.values())]
+        if len(names) == len(descriptions) and (problem := misplaced(names, descriptions)):
+            return MisplacedOperand(problem)
+        return OperandError(f"kernel {self.declared.name}: there is no operand on a GPU to launch on")
+
     def _missing(self, where: str, search: BundleSearch) -> KernelNotFound:
         bundles = ", ".join(search.seen) or "none"
         missing = (
@@ -393,15 +456,17 @@ class PrebuiltFunction:
     ) -> Sequence[Any]:
         rest = names[len(operands) :]
         if set(rest) != set(named):
-            raise OperandError(
-                f"{self.declared.name}: expected operands {', '.join(names)}, got {len(operands)} in order "
-                f"and {', '.join(named)} by name"
+            strange = next((name for name in named if name not in names), "")
+            raise ParameterError(
+                f"kernel {self.declared.name}: expected operands {', '.join(names)}, stream and "
+                f"workspace, got {len(operands)} in order and {', '.join(named)} by name"
+                f"{did_you_mean(strange, (*names, 'stream', 'workspace'))}"
             )
         return [*operands, *(named[name] for name in rest)]
 
 
 def _ordinal_of(operands: Sequence[Any]) -> int:
-    """The GPU of the first operand that is on one."""
+    """The GPU of the first operand that is on one; -1 if none is."""
     for operand in operands:
         if is_torch(operand):
             if operand.is_cuda:
@@ -411,26 +476,20 @@ def _ordinal_of(operands: Sequence[Any]) -> int:
             ordinal = common_device([describe_operand(operand)])
             if ordinal >= 0:
                 return ordinal
-    raise OperandError("there is no operand on a GPU to launch on")
+    return -1
 
 
-def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Names in a list; a text alone would be taken for a list of its letters."""
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-        raise GeneratorError(f"`{what}`: expected a list of names, got {names!r}")
-    return tuple(names)
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
 
 
-def _checked(name: str, key: str, value: Any) -> DesignValue:
-    """A parameter's value, if a record can have it; refused otherwise."""
+def _problem(value: object) -> str:
+    """Why a record cannot have a parameter of this value; ``""`` if it can."""
     if not is_value(value):
-        raise GeneratorError(
-            f"kernel {name!r}: parameter {key} = {value!r}: expected text, a number, true or false, or a "
-            "tuple of whole numbers"
-        )
+        return "expected text, a number, true or false, or a tuple of whole numbers"
     if isinstance(value, str) and not _TEXT.fullmatch(value):
-        raise GeneratorError(
-            f"kernel {name!r}: parameter {key} = {value!r}: expected text of letters, digits, '_', '.' and "
-            "'-', at most 64 of them: it becomes part of file names"
+        return (
+            "expected text of letters, digits, '_', '.' and '-', at most 64 of them: it becomes part of file "
+            "names"
         )
-    return value
+    return ""

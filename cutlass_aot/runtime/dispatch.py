@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cutlass_aot.errors import CutlassAotError, KernelNotFound, OperandError
+from cutlass_aot.errors import CutlassAotError, KernelNotFound, OperandError, ParameterError
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.call import call, requires_gradient, without_gradients
 from cutlass_aot.runtime.launching.library import Library
@@ -68,6 +68,12 @@ MAX_REMEMBERED = 65536
 
 GEMM = Computation("gemm")
 """A GEMM with nothing besides."""
+
+RUNNING = ("accumulator", "epilogue", "parameters", "stream", "workspace")
+"""What :meth:`cutlass_aot.Bundle.run` takes by name besides operands."""
+
+_GEMM_OPTIONS = ("accumulator", "epilogue", "stream", "workspace")
+_LINEAR_OPTIONS = ("accumulator", "stream", "workspace")
 
 
 class Dispatcher:
@@ -132,10 +138,7 @@ class Dispatcher:
     def _gemm(
         self,
         /,
-        a: Any,
-        b: Any,
-        out: Any,
-        *,
+        *operands: Any,
         accumulator: str | None = None,
         epilogue: str | None = None,
         stream: Any = None,
@@ -143,20 +146,31 @@ class Dispatcher:
         **named: Any,
     ) -> None:
         """Serve a GEMM that native code does not take."""
+        if len(operands) != 3:
+            operands = _bound("gemm", ("a", "b", "out"), operands, named)
         computation = Computation.of("gemm", epilogue, accumulator, None, named)
-        self.run(computation, (a, b, out), named, stream, workspace)
+        try:
+            self.run(computation, operands, named, stream, workspace)
+        except (KernelNotFound, OperandError) as error:
+            if wrong := self._finder.misnamed("gemm", named, _GEMM_OPTIONS):
+                raise wrong from error
+            raise
 
     def _linear(
         self,
-        x: Any,
-        weight: Any,
-        out: Any,
-        *,
+        /,
+        *operands: Any,
         accumulator: str | None = None,
         stream: Any = None,
         workspace: Any = None,
+        **named: Any,
     ) -> None:
         """Serve a linear layer that native code does not take."""
+        if named or len(operands) != 3:
+            operands = _bound("linear", ("x", "weight", "out"), operands, named)
+        if named:
+            raise _no_parameter("linear", next(iter(named)), ("x", "weight", "out"), _LINEAR_OPTIONS)
+        x, weight, out = operands
         x, weight, out = without_gradients(("x", "weight", "out"), (x, weight, out))
         operands = linear_as_gemm(x, weight, out)
         self._gemm(*operands, accumulator=accumulator, stream=stream, workspace=workspace)
@@ -284,24 +298,36 @@ class Dispatcher:
             return found
 
 
-_KEYWORDS = ("accumulator", "epilogue", "gpu", "operation", "parameters", "stream", "target", "workspace")
-"""Keywords of calls that are no operands."""
+def _bound(
+    function: str, names: Sequence[str], operands: Sequence[Any], named: dict[str, Any]
+) -> tuple[Any, ...]:
+    """All operands of a call in their order; those that were given by name are taken out of ``named``."""
+    missing = [name for name in names[len(operands) :] if name not in named]
+    if len(operands) > len(names) or missing:
+        options = _LINEAR_OPTIONS if function == "linear" else _GEMM_OPTIONS
+        from cutlass_aot.schema.words import did_you_mean
+
+        for name in named:
+            if name not in names and did_you_mean(name, (*names, *options)):
+                raise _no_parameter(function, name, names, options)
+        found = f"no `{missing[0]}`" if missing else f"{len(operands)} in order"
+        raise ParameterError(f"{function}: expected operands {', '.join(names)}, got {found}")
+    return (*operands, *(named.pop(name) for name in names[len(operands) :]))
+
+
+def _no_parameter(
+    function: str, name: str, operands: Sequence[str], options: Sequence[str]
+) -> ParameterError:
+    from cutlass_aot.schema.words import did_you_mean
+
+    return ParameterError(
+        f"{function} has no parameter or operand `{name}`{did_you_mean(name, (*operands, *options))}: its "
+        f"operands are {', '.join(operands)}, and the call takes {', '.join(options)}"
+    )
 
 
 def in_order(computation: Computation, operands: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The operands of a call, those given by name last, in order of their names.
-
-    OperandError for text or a table, which is no operand: it is for another keyword, which is misspelt.
-    """
-    for name, operand in named.items():
-        if isinstance(operand, (str, dict)):
-            # Imported here: a launch needs no words.
-            from cutlass_aot.schema.words import did_you_mean
-
-            raise OperandError(
-                f"unknown keyword {name!r}: an operand is a tensor or a number, got {operand!r}"
-                + did_you_mean(name, _KEYWORDS)
-            )
+    """The operands of a call, those given by name last, in order of their names."""
     return (*operands, *(named[name] for name in computation.names)) if named else tuple(operands)
 
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from cutlass_aot.errors import CutlassAotError, KernelNotFound, PolicyError
+from cutlass_aot.errors import CutlassAotError, KernelNotFound, MisplacedOperand, PolicyError
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.selection.query import Parameters, Query
 
@@ -147,7 +147,7 @@ def on_miss(
         workspace: the caller's, as for a launch.
     """
     counted, policy = _note(str(query))
-    if policy == "required":
+    if policy == "required" or (policy == "jit" and isinstance(error, MisplacedOperand)):
         raise error
     try:
         if policy == "warn":

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from cutlass_aot.errors import BundleError, CutlassAotError
+from cutlass_aot.errors import BundleError, CutlassAotError, printable
 from cutlass_aot.runtime.files.verified_read import read_catalog
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.entry_points import BUNDLES
@@ -44,6 +44,8 @@ class InstalledBundle:
         path: the bundle's directory; None if it does not exist.
         place: position on the search path, 0 first.
         problem: why its name or version could not be read; ``""`` if they could.
+        exists: whether there is a bundle at all. A directory of the search path that is missing or holds none
+            stands in a list with the problem.
     """
 
     name: str
@@ -53,6 +55,7 @@ class InstalledBundle:
     path: Path | None
     place: int = 0
     problem: str = ""
+    exists: bool = True
 
     @property
     def announced(self) -> bool:
@@ -81,7 +84,7 @@ def installed_directories(name: str, expected: str = "a directory") -> list[Path
     Raises:
         BundleError: if none is installed; it says that what was expected is ``expected`` or such a name.
     """
-    installed = installed_bundles()
+    installed = [bundle for bundle in installed_bundles() if bundle.exists]
     found = [bundle.path for bundle in installed if bundle.name == name and bundle.path is not None]
     if not found:
         from cutlass_aot.schema.words import did_you_mean
@@ -140,7 +143,7 @@ def _of_wheels(place: int) -> Iterator[InstalledBundle]:
             "METADATA is gone or damaged; install the wheel again, or remove what is left of it"
         )  # fmt: skip
         yield InstalledBundle(
-            point.name, version, distribution, point.value, _folder(point.value), place, problem
+            printable(point.name), version, distribution, point.value, _folder(point.value), place, problem
         )
 
 
@@ -148,7 +151,7 @@ def _field(distribution: metadata.Distribution | None, name: str) -> str:
     try:
         fields = distribution.metadata if distribution else None
         # Tested first: indexing gives None for a missing field, and is to raise an error in future.
-        return fields[name] if fields and name in fields else ""
+        return printable(fields[name]) if fields and name in fields else ""
     except (OSError, ValueError):
         return ""
 
@@ -157,6 +160,9 @@ def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
     """The bundles in a directory of the search path; if there are none, the directory with a problem."""
     try:
         inside = sorted(item for item in directory.iterdir() if not item.name.startswith("."))
+    except FileNotFoundError:
+        yield _unreadable(directory, place, "is missing: expected a directory of bundles")
+        return
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else ""
         yield _unreadable(directory, place, f"cannot be read: {reason or error}")
@@ -166,11 +172,12 @@ def _in_directory(directory: Path, place: int) -> Iterator[InstalledBundle]:
     if not bundles:
         yield _unreadable(directory, place, f"holds no bundle: expected {MANIFEST_NAME} in it or below it")
     for folder in bundles:
-        yield InstalledBundle(folder.name, "", "", "", folder, place)
+        yield InstalledBundle(printable(folder.name), "", "", "", folder, place)
 
 
 def _unreadable(directory: Path, place: int, problem: str) -> InstalledBundle:
-    return InstalledBundle(directory.name, "", "", "", directory, place, f"{directory} {problem}")
+    name, where = printable(directory.name), printable(str(directory))
+    return InstalledBundle(name, "", "", "", directory, place, f"{where} {problem}", exists=False)
 
 
 def _folder(package: str) -> Path | None:

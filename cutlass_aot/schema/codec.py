@@ -116,6 +116,20 @@ Digest = Annotated[str, Check(_digest_test)]
 """A SHA-256 in hexadecimal."""
 
 
+def check_lines(*texts: str) -> None:
+    """Refuse text with line breaks or other control characters, which names and versions do not have.
+
+    They are shown among lines of our own, in errors and listings.
+    """
+    for text in texts:
+        if not text.isprintable():
+            raise ValueError(f"found {shown(text)}, expected text of one line without control characters")
+
+
+Line = Annotated[str, Check(check_lines)]
+"""A name or another text of one line."""
+
+
 class _Malformed(ValueError):
     """Plain data is not what was expected; ``path`` says where."""
 

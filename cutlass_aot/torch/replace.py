@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, OperandError
+from cutlass_aot.errors import DeviceError, Incompatible, KernelNotFound, MisplacedOperand, OperandError
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.schema.kernels.operands import OperandDescription, describe
 from cutlass_aot.torch.layers import PrebuiltLinear
@@ -178,13 +178,12 @@ def _no_kernel(weight: torch.Tensor, bundle: Bundle) -> str:
         )
         try:
             bundle.choose(*operands)
+        except MisplacedOperand:
+            return f"its weight is on {weight.device}: move the model to its GPU first"
         except KernelNotFound:
             if not bundle.groups.with_dtypes("gemm", (dtype, dtype, dtype)):
                 return f"no kernel of the bundle takes {dtype} and gives {dtype}"
-            reason = bundle.explain(*operands)[0][1].reason
-            if "on a CUDA device" in reason:
-                return f"its weight is on {weight.device}: move the model to its GPU first"
-            return reason
+            return bundle.explain(*operands)[0][1].reason
         except (Incompatible, DeviceError) as error:
             return str(error)
     return ""

@@ -72,6 +72,7 @@ def copy(x: Any, out: Any, threads: int, stream: Any) -> None: ...
             "a_word",
             "few",
             "many",
+            "unknown_type",
         ],
     },
 )
@@ -87,6 +88,7 @@ def wrong_answers(how: str) -> Any:
         "a_word": (compute, [out], "fast"),
         "few": (copy, [out], (4,)),
         "many": (copy, [Operand("x", "f32", ("N",)), out], (4, 8)),
+        "unknown_type": (compute, [Operand("out", "bf17", ("N",), written=True)]),
     }[how]
 
 

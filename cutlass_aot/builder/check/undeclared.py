@@ -22,7 +22,7 @@ from cutlass_aot.builder.compile import messages
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.compile.fork_client import PASSED_ON, SETTINGS, ForkServer, read_log
 from cutlass_aot.builder.compile.messages import Reply, Trace, Traced, WorkerFailure
-from cutlass_aot.errors import CompileError, GeneratorError
+from cutlass_aot.errors import CompileError, DeclarationError, GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.registry import GeneratorReference, find
 from cutlass_aot.manifest.filters import spread
@@ -275,5 +275,8 @@ def _finding(difference: _Conditions, first: Traced) -> Finding:
 
 def _refuse_errors(name: str, reply: Traced) -> None:
     errors = [text for text in reply.objects.values() if ": " in text]
+    if errors and errors[0].startswith("kernel "):
+        # A wrong declaration, which names the kernel, its file and its line; others begin with their class.
+        raise DeclarationError(errors[0])
     if errors:
         raise CompileError(f"kernel {name!r} does not compile: {errors[0]}")

@@ -102,6 +102,11 @@ def _check_answer(question: Enumeration, answer: Enumerated) -> None:
                 f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
                 f"else: {kernel.name}"
             )
+        if not kernel.name.isprintable():
+            raise GeneratorError(
+                f"generator {question.generator.name!r} answered {question.name} with a kernel whose name "
+                f"has control characters, {kernel.name!r}: expected none in operation, design and parameters"
+            )
         unknown = sorted(name for name, _ in kernel.design if name not in answer.design)
         if unknown:
             raise GeneratorError(

@@ -19,7 +19,7 @@ from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
 from cutlass_aot.builder.compile.fork_client import ForkServer, read_log
 from cutlass_aot.builder.compile.messages import Answer, Reply, WorkerFailure
 from cutlass_aot.builder.compile.schedule import Job, Queue
-from cutlass_aot.errors import CorruptFile, GeneratorError
+from cutlass_aot.errors import CorruptFile, DeclarationError, GeneratorError
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 
 __all__ = ["MAX_RESIDENT_BYTES", "Admit", "Executor", "Job", "Pool", "Result", "ask_generators"]
@@ -45,6 +45,7 @@ class Result:
         error: why it failed, or ``""``.
         log: what the compiler printed, and the traceback.
         machine: whether the failure is the machine's (memory, disk, time, a signal) and may not come again.
+        raised: names of the exception's class and its bases, if the worker raised one.
     """
 
     job: Job
@@ -52,6 +53,7 @@ class Result:
     error: str = ""
     log: str = ""
     machine: bool = False
+    raised: tuple[str, ...] = ()
 
 
 class Executor(Protocol):
@@ -239,6 +241,9 @@ def ask_generators(pool: Pool, jobs: Sequence[Job], expected: type[_AnswerType])
     answers: dict[int, _AnswerType] = {}
     for result in pool.run([replace(job, tag=index) for index, job in enumerate(jobs)]):
         if not isinstance(result.answer, expected):
+            if DeclarationError.__name__ in result.raised:
+                # It names the kernel, its file and its line.
+                raise DeclarationError(result.error)
             # An error that names its line needs no traceback.
             words = "" if "\n" in result.error else f"\n{result.log}".rstrip()
             raise GeneratorError(
@@ -250,7 +255,7 @@ def ask_generators(pool: Pool, jobs: Sequence[Job], expected: type[_AnswerType])
 
 
 def _failed(job: Job, failure: WorkerFailure, log: str) -> Result:
-    return Result(job, None, reason_of(failure), log, is_machine_failure(failure, log))
+    return Result(job, None, reason_of(failure), log, is_machine_failure(failure, log), failure.raised)
 
 
 def _crash(status: int) -> WorkerFailure:

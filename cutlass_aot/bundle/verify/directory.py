@@ -29,7 +29,7 @@ from cutlass_aot.bundle.sbom import (
     read_bill,
 )
 from cutlass_aot.bundle.verify.verified import VerifiedBundle, packed_file
-from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError
+from cutlass_aot.errors import BundleError, CorruptFile, CutlassAotError, printable
 from cutlass_aot.runtime.files.signatures import PublicKey, examine, why_expired, why_unchecked
 from cutlass_aot.runtime.files.verified_read import (
     MAX_MANIFEST_BYTES,
@@ -95,7 +95,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         for name in ("path", "found", "expected"):
-            object.__setattr__(self, name, _printable(getattr(self, name)))
+            object.__setattr__(self, name, _short(getattr(self, name)))
 
     def __str__(self) -> str:
         return f"{self.path}: found {self.found}; expected {self.expected}"
@@ -141,12 +141,10 @@ class Findings:
                 self.more += 1
 
 
-def _printable(text: str) -> str:
+def _short(text: str) -> str:
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]}..."
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(text)
 
 
 def verify_bundle(bundle: Path) -> list[Problem]:

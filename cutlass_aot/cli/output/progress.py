@@ -15,7 +15,7 @@ from typing import Any
 from cutlass_aot.builder import events
 from cutlass_aot.builder.events import Event
 from cutlass_aot.builder.records import Failure
-from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.cli.output.terminal import lines_of, say
 from cutlass_aot.errors import printable
 from cutlass_aot.runtime.optional_packages import optional
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -164,7 +164,7 @@ class Notes:
                 self._say(f"note: {text}")
 
     def _say(self, line: str) -> None:
-        say(line, err=True)
+        say(*lines_of(line), err=True)
 
     def close(self) -> None:
         """End the output, also after an error."""
@@ -245,7 +245,7 @@ class BarReport(Notes):
 
     def _say(self, line: str) -> None:
         """Print a line above the bars, without wrapping it."""
-        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line, "\n\t"), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the bars as they stand."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from cutlass_aot.cli.output.terminal import say
+from cutlass_aot.cli.output.terminal import lines_of, say
+from cutlass_aot.errors import printable
 
 if TYPE_CHECKING:
     from cutlass_aot.schema.kernels.kernel import Kernel
@@ -50,7 +51,7 @@ def tell_unchecked(bundle: Path) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON with sorted keys."""
-    say(json.dumps(value, indent=2, sort_keys=True))
+    say(*lines_of(json.dumps(value, indent=2, sort_keys=True)))
 
 
 def _broken(cell: str, width: int) -> list[str]:
@@ -67,13 +68,17 @@ _LEAST = 24
 _NUMBER = re.compile(r"-|[-+]?[0-9][0-9.,]*( [A-Za-z%]+)?")
 
 
-def prose(text: str, indent: int = 2) -> str:
-    """A line of output, in lines of at most :data:`WIDTH` characters; no word, path or name is broken.
+def prose(text: str, indent: int = 2) -> list[str]:
+    """A line of output as lines of at most :data:`WIDTH` characters; no word, path or name is broken.
 
     All but the first begin with ``indent`` spaces.
     """
-    return textwrap.fill(
-        text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    return textwrap.wrap(
+        printable(text),
+        WIDTH,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -83,14 +88,16 @@ def own_name(kernel: Kernel) -> str:
 
 
 def table(
-    rows: Sequence[Sequence[object]], header: Sequence[str], groups: Sequence[str] | None = None
-) -> str:
+    rows: Sequence[Sequence[object]],
+    header: Sequence[str],
+    groups: Sequence[tuple[str, ...]] | None = None,
+) -> list[str]:
     """Columns padded to their widest cell; numbers, with or without a unit, are aligned to the right.
 
     A line has at most :data:`WIDTH` characters: the widest cells are broken over several, after a hyphen or a
-    space if they have one. ``groups`` has the group of each row, which is printed once above its rows.
+    space if they have one. ``groups`` has lines on the group of each row, printed once above its rows.
     """
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
     columns = list(zip(*cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [bool(rows) and all(map(_NUMBER.fullmatch, column[1:])) for column in columns]
@@ -100,11 +107,12 @@ def table(
             narrowed = max(widths[index] - over, _LEAST)
             over -= widths[index] - narrowed
             widths[index] = narrowed
-    lines, above = [], ""
+    lines: list[str] = []
+    above: tuple[str, ...] = ()
     for number, row in enumerate(cells):
         if groups and number and groups[number - 1] != above:
             above = groups[number - 1]
-            lines.append(above)
+            lines += above
         broken = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
         for parts in itertools.zip_longest(*broken, fillvalue=""):
             padded = [
@@ -112,4 +120,4 @@ def table(
                 for part, width, is_right in zip(parts, widths, right, strict=True)
             ]
             lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    return lines

@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from cutlass_aot.errors import OperandError
+from cutlass_aot.errors import MisplacedOperand, OperandError
 from cutlass_aot.schema.kernels.dtypes import BY_DLPACK, BY_TORCH, DTYPES
 from cutlass_aot.schema.kernels.operands import MAX_EXTENT, NOTHING, OperandDescription, read_as
 
 CUDA_DEVICES = (2, 13)
 """DLPack device types of memory on a CUDA device: ``kDLCUDA`` and ``kDLCUDAManaged``."""
+
+_TORCH_DEVICES = {"cpu": -1, "mps": -8, "xpu": -14}
+"""Minus the DLPack device types of torch's devices other than CUDA's; -12 (``kDLExtDev``) for all others."""
 
 _BY_TORCH = {f"torch.{torch}": name for torch, name in BY_TORCH.items()}
 
@@ -94,7 +97,7 @@ def describe_operand(operand: Any) -> OperandDescription:
         raise _unknown_dtype(str(tensor.dtype))
     shape, strides = _unpacked(tensor.shape, tensor.strides, tensor.dtype.lanes)
     return OperandDescription(
-        name, shape, strides, tensor.data_ptr(), ordinal if device_type in CUDA_DEVICES else -1
+        name, shape, strides, tensor.data_ptr(), ordinal if device_type in CUDA_DEVICES else -device_type
     )
 
 
@@ -137,7 +140,7 @@ def _describe_torch(tensor: Any) -> OperandDescription:
             shape,
             strides,
             tensor.data_ptr(),
-            tensor.get_device() if tensor.is_cuda else -1,
+            tensor.get_device() if tensor.is_cuda else _TORCH_DEVICES.get(tensor.device.type, -12),
         )
     except (RuntimeError, AttributeError, TypeError) as error:
         raise OperandError(
@@ -198,6 +201,12 @@ def to_ffi(operand: Any, stream: int | None = None) -> Any:
                 f"expected a torch tensor, an object of the DLPack protocol or a description, got "
                 f"{type(operand).__module__}.{type(operand).__qualname__}"
             ) from None
+        if operand.__dlpack_device__()[0] not in CUDA_DEVICES:
+            # NumPy, for one, does not export arrays that are read-only.
+            raise MisplacedOperand(
+                f"an operand of {type(operand).__module__}.{type(operand).__qualname__} is on no CUDA "
+                "device, where kernels run: move it to one"
+            ) from error
         raise OperandError(
             f"{type(operand).__module__}.{type(operand).__qualname__} refuses its DLPack export: {error}"
         ) from error

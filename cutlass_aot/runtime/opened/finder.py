@@ -10,9 +10,9 @@ from cutlass_aot.errors import (
     CorruptFile,
     DeviceError,
     Incompatible,
-    KernelNotFound,
     ManifestError,
     OperandError,
+    ParameterError,
 )
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.library import Library
@@ -316,6 +316,27 @@ class Finder:
         """The best kernel for a call."""
         return next(self._matches(call, None, None, first=True)).best()
 
+    def misnamed(
+        self, operation: str, named: Mapping[str, Any], options: Sequence[str]
+    ) -> ParameterError | None:
+        """The error for a call that failed, if a name in it is the reason; ``options`` are what it takes."""
+        # Imported here: a kernel that is found needs no words.
+        from cutlass_aot.schema.words import did_you_mean, few
+
+        own = [entry for entry in self.groups if entry.operation == operation and entry.requests is None]
+        operands = list(dict.fromkeys(operand.name for entry in own for operand in entry.operands))
+        for name, value in named.items() if own else ():
+            if name in operands:
+                continue
+            hint = did_you_mean(name, (*options, *operands))
+            if hint or not _is_operand(value):
+                return ParameterError(
+                    f"bundle {self._directory.catalog.name}: {operation} has no parameter or operand "
+                    f"`{name}`{hint}: its operands are {few(operands, 12)}, and the call takes "
+                    f"{', '.join(options)}"
+                )
+        return None
+
     def native_choice(self, call: PreparedCall) -> NativeChoice | None:
         """The choice for other problems on operands like those of a call; None if Python has to make it."""
         query, ordinal = call
@@ -376,7 +397,7 @@ class Finder:
             if ordinal >= 0:
                 break
         if not found:
-            raise KernelNotFound(match.not_found(self._directory.catalog.name, self.groups, query))
+            raise match.miss(self._directory.catalog.name, self.groups, query)
 
     def _serving(self, entries: Sequence[GroupEntry], gpu: str | None) -> Serving:
         """The groups of entries with what is known of their speed on a GPU model; put together once."""
@@ -407,6 +428,14 @@ class Finder:
         if not running:
             self._directory.require_any(self.targets, ordinal)
         return tuple(running), where
+
+
+def _is_operand(value: Any) -> bool:
+    try:
+        describe_operand(value)
+    except OperandError:
+        return False
+    return True
 
 
 def _costs(serving: Serving, query: Query, machine: Machine) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from cutlass_aot.errors import CutlassAotError, LaunchError, OperandError
+from cutlass_aot.errors import CutlassAotError, LaunchError, MisplacedOperand, OperandError, ParameterError
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.call import call, translated, without_gradients, workspace_for
 from cutlass_aot.runtime.launching.native import NativeAttribute
@@ -15,7 +15,13 @@ from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.design import DesignValue
-from cutlass_aot.schema.kernels.operands import OperandDescription, Verdict, supports, writes_nothing
+from cutlass_aot.schema.kernels.operands import (
+    OperandDescription,
+    Verdict,
+    misplaced,
+    supports,
+    writes_nothing,
+)
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -130,7 +136,8 @@ class KernelHandle:
                 tensors on torch's current stream.
 
         Raises:
-            OperandError: if the operands are not supported (see :meth:`supports`), or have no memory.
+            OperandError: if the operands are not supported (see :meth:`supports`), or have no memory. It is a
+                :class:`~cutlass_aot.MisplacedOperand` if they are not on one GPU.
             Incompatible: if the kernel cannot run on the operands' device.
             LaunchError: if compiled code refuses the call.
             DeviceError: if there is no driver, or it refuses the launch.
@@ -145,8 +152,17 @@ class KernelHandle:
             return self._launch
         return made
 
-    def _launch(self, *operands: Any, stream: Any = None, workspace: Any = None) -> None:
+    def _launch(self, *operands: Any, stream: Any = None, workspace: Any = None, **named: Any) -> None:
         """Serve a first launch, or one that native code does not take."""
+        if named:
+            from cutlass_aot.schema.words import did_you_mean
+
+            name, options = next(iter(named)), ("stream", "workspace")
+            raise ParameterError(
+                f"the launch of kernel {self.name} has no parameter `{name}`{did_you_mean(name, options)}: "
+                f"it takes the operands {', '.join(operand.name for operand in self.group.operands)} in this "
+                f"order, and {' and '.join(options)} by name"
+            )
         if self.group.requests is not None:
             raise LaunchError(
                 f"kernel {self.name} answers a request of a program, which alone knows its arguments: have "
@@ -228,11 +244,14 @@ class KernelHandle:
     def failure(self, error: Exception, operands: Sequence[Any]) -> CutlassAotError:
         """Translate an error of a launch on these operands into one of this package.
 
-        The first that applies: an operand is refused or cannot be described, the device cannot run the
-        kernel, native code raised.
+        The first that applies: an operand cannot be described, is on another device or is refused, the device
+        cannot run the kernel, native code raised.
         """
         try:
             descriptions = [describe_operand(operand) for operand in operands]
+            names = [constraint.name for constraint in self.group.operands]
+            if len(names) == len(descriptions) and (problem := misplaced(names, descriptions)):
+                return MisplacedOperand(problem)
             verdict = supports(self.group.operands, descriptions)
             if not verdict:
                 return OperandError(f"kernel {self.name}: {verdict.reason}")
@@ -247,7 +266,7 @@ class KernelHandle:
                 self._group.require(self._device(operands))
         except CutlassAotError as found:
             return found
-        return translated(error, self.name, [constraint.name for constraint in self.group.operands])
+        return translated(error, self.name, names)
 
 
 class KernelHandles(Sequence[KernelHandle]):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
-from cutlass_aot.errors import OperandError
+from cutlass_aot.errors import KernelNotFound, MisplacedOperand, OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
@@ -15,6 +15,7 @@ from cutlass_aot.schema.kernels.operands import (
     Rejected,
     Verdict,
     extent_names,
+    misplaced,
     supports,
     told,
 )
@@ -237,6 +238,27 @@ def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
     return extents
 
 
+def miss(bundle: str, groups: Sequence[GroupEntry], query: Query) -> KernelNotFound:
+    """The error for a query that nothing serves.
+
+    Where the bundle has the operation at all, operands that are not on one GPU are the reason.
+    """
+    own = [g for g in groups if g.operation == query.operation and g.requests is None]
+    if own and (problem := misplaced(call_names(own, query), query.operands)):
+        return MisplacedOperand(problem)
+    return KernelNotFound(not_found(bundle, groups, query))
+
+
+def call_names(groups: Iterable[GroupEntry], query: Query) -> list[str]:
+    """Names of the operands of a call, by the first group that takes so many and these; else their places."""
+    for group in groups:
+        order = arrangement(operand_names(group), len(query.operands), query.names)
+        if not isinstance(order, Rejected):
+            names = dict(zip(order, operand_names(group), strict=True))
+            return [names[place] for place in range(len(query.operands))]
+    return [*map(str, range(len(query.operands) - len(query.names))), *query.names]
+
+
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
     """The message for a query that nothing serves, with the nearest groups."""
     # Imported here, as below: a kernel that is found needs no words.
@@ -269,11 +291,14 @@ def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
 
 def _other_parameters(groups: Sequence[GroupEntry], query: Query) -> str:
     """Which parameters the groups of an operation have, where none has the query's; the nearest first."""
-    from cutlass_aot.schema.words import few
+    from cutlass_aot.schema.words import did_you_mean, few
 
     found = list(dict.fromkeys(group.parameters for group in groups))
     found.sort(key=lambda parameters: len({*parameters} - {*query.parameters}))
     if not found[0]:
         return f"its kernels of {query.operation} take no parameters"
     shown = few((f"parameters={dict(each)}" for each in found), 6)
-    return f"it has kernels of {query.operation} with {shown}: name one of them"
+    known = {*dict.fromkeys(name for parameters in found for name, _ in parameters)}
+    strange = [name for name, _ in query.parameters if name not in known]
+    hints = "".join(f"; there is no parameter `{name}`{did_you_mean(name, known)}" for name in strange)
+    return f"it has kernels of {query.operation} with {shown}{hints}: name one of them"

@@ -29,6 +29,10 @@ def _as_in_records(epilogue: str, names: tuple[str, ...]) -> str:
 
 def _checked(parameters: Parameters) -> Values:
     """Parameters, refused if a record cannot have them."""
+    if not isinstance(parameters, Mapping) or not all(isinstance(name, str) for name in parameters):
+        raise OperandError(
+            f"parameters: expected values by their names, such as {{'n': 4096}}, got {parameters!r}"
+        )
     for name, value in parameters.items():
         if not is_value(value):
             raise OperandError(

@@ -33,6 +33,8 @@ from cutlass_aot.schema.codec import (
     Digest,
     Form,
     Key,
+    Line,
+    check_lines,
     from_plain,
     row,
     to_plain,
@@ -105,14 +107,23 @@ class FileReference(NamedTuple):
 class RankingReference(NamedTuple):
     """The file of a ranking, with ``gpu`` and ``measured`` of :class:`~.ranking.Ranking`."""
 
-    gpu: str
+    gpu: Line
     measured: bool
     file: FileReference
 
 
 def _check_libraries(libraries: Mapping[str, tuple[FileReference, ...]]) -> None:
+    check_lines(*libraries)
     if len({len(references) for references in libraries.values()}) > 1 or not all(libraries.values()):
         raise ValueError("not as many libraries for one host as for another, or none")
+
+
+def _check_keys(mapping: Mapping[str, FileReference]) -> None:
+    check_lines(*mapping)
+
+
+def _check_provenance(provenance: Mapping[str, str]) -> None:
+    check_lines(*provenance, *provenance.values())
 
 
 class GroupEntry(NamedTuple):
@@ -164,7 +175,9 @@ class GroupEntry(NamedTuple):
         return "".join(operand.layout for operand in self.operands)
 
     def validate(self) -> None:
-        """Refuse a group that neither operands nor requests can find."""
+        """Refuse a group that neither operands nor requests can find, and names that are none."""
+        check_lines(self.operation, self.accumulator, self.target, self.cost)
+        check_lines(*(text for pair in self.parameters for text in pair if isinstance(text, str)))
         if not self.operands and self.requests is None:
             raise ValueError("a group that neither operands nor requests find")
 
@@ -188,9 +201,9 @@ class VersionRequirements(NamedTuple):
         glibc: version that the libraries were linked for.
     """
 
-    cuda_driver: Annotated[str, Check(release)]
-    tvm_ffi: Annotated[str, Check(release)]
-    glibc: Annotated[str, Check(release)]
+    cuda_driver: Annotated[Line, Check(release)]
+    tvm_ffi: Annotated[Line, Check(release)]
+    glibc: Annotated[Line, Check(release)]
 
 
 class Groups(Sequence[GroupEntry]):
@@ -261,7 +274,7 @@ class Groups(Sequence[GroupEntry]):
     def _decoded(self, data: bytes, word: str) -> GroupEntry:
         entry = from_plain(GroupEntry, decode(data, self._what), self._what)
         if entry.signature != word:
-            raise CorruptFile(f"{self._what} keeps a group of {entry.signature} under {word}")
+            raise CorruptFile(f"{self._what} keeps a group of {entry.signature} under {shown(word)}")
         return entry
 
 
@@ -279,13 +292,13 @@ class Catalog(NamedTuple):
     """
 
     name: Annotated[str, _named_by(BUNDLE_NAME, "such a name as sm100-dense")]
-    version: str
-    device: str
+    version: Line
+    device: Line
     targets: tuple[FileName, ...]
     hosts: tuple[FileName, ...]
     requirements: Annotated[VersionRequirements, Key("needs")]
-    provenance: Mapping[str, str]
-    launchers: Mapping[str, FileReference]
+    provenance: Annotated[Mapping[str, str], Check(_check_provenance)]
+    launchers: Annotated[Mapping[str, FileReference], Check(_check_keys)]
     groups: Annotated[Groups, Form(lambda _: Codec(Groups, lambda groups: dict(groups.records)))]
     alignment: Annotated[int, within(1, (1 << 32) - 1)] = 1
     variant: Annotated[str, _named_by(VARIANT_NAME, "lower-case letters and digits")] = ""

@@ -21,7 +21,7 @@ from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
 from cutlass_aot.schema.bundles.rows import BinaryDigest, Rows, rows_to_plain
 from cutlass_aot.schema.bundles.tiling_table import TilingTable
-from cutlass_aot.schema.codec import AS_ROW, row, within
+from cutlass_aot.schema.codec import AS_ROW, check_lines, row, within
 from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.kernels.artifact import Facts, symbol_of
 from cutlass_aot.schema.kernels.design import DesignValue
@@ -92,6 +92,8 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         try:
             self._design_names = tuple(str(name) for name in body["design"])
             self._provenance = [{str(k): str(v) for k, v in item.items()} for item in body["provenance"]]
+            check_lines(*self._design_names)
+            check_lines(*(text for item in self._provenance for pair in item.items() for text in pair))
             self.tilings = TilingTable(body["tilings"], [str(kind) for kind in body["kinds"]])
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
@@ -103,6 +105,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         """A kernel's design, without making the record."""
         try:
             values = self._plain(position)[1]
+            check_lines(*(value for value in values if isinstance(value, str)))
             return {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in zip(self._design_names, values, strict=True)
@@ -142,6 +145,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
 
         generator, _, constants, workspace, sha256, facts, provenance, code, library = row
         self._check(row)
+        check_lines(generator, *constants)
         group = self._group
         kernel = Kernel.make(
             operation=group.operation,

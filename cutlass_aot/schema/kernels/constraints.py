@@ -208,6 +208,8 @@ class OperandConstraint(NamedTuple):
     def problem(self) -> str:
         """What is impossible about the constraint, as text; ``""`` if nothing is."""
         rank = len(self.extents)
+        if not self.name.isprintable():
+            return "a name with control characters"
         if self.dtype not in DTYPES and (not self.is_none or self.extents or self.written):
             return f"an unknown element type {self.dtype!r}"
         if (

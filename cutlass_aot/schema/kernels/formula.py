@@ -300,7 +300,8 @@ class _Reader:
         try:
             body = ast.parse(self.source).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise self.error(f"not a statement: {error}") from None
+            found = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise self.error(f"not a statement: {found}") from None
         node = body[0] if body else None
         if (
             not isinstance(node, ast.Assign)

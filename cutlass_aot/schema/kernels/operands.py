@@ -28,6 +28,10 @@ MAX_REACH = 2**63 - 1
 """Bound of extent times stride, in elements: launch code computes with signed 64-bit integers."""
 
 
+OTHER_DEVICES = {-1: "cpu", -3: "cpu (pinned)", -8: "mps", -12: "a device that is not CUDA's", -14: "xpu"}
+"""Devices other than CUDA's, by minus their DLPack device type; -12 also stands for those not listed."""
+
+
 class OperandDescription(NamedTuple):
     """An operand without its data.
 
@@ -36,7 +40,8 @@ class OperandDescription(NamedTuple):
         shape: extents in elements, outermost first, with or without a batch; empty for a number.
         strides: elements, one a mode.
         address: data pointer, 0 if the description has no memory.
-        device: CUDA device ordinal, -1 for a tensor that is not on a CUDA device, None if it is on no device.
+        device: CUDA device ordinal; minus its DLPack device type (:data:`OTHER_DEVICES`) for a tensor that is
+            on another device; None if it is on no device.
         is_number: whether it is passed by value, as None is too; a tensor of rank 0 is not.
     """
 
@@ -259,8 +264,11 @@ Verdict = Accepted | Rejected
 
 ACCEPTED = Accepted()
 
-_EXTENTS = 4
+_EXTENTS = 3
 """Rank of a refusal for an extent."""
+
+_AGREEMENT = 6
+"""Rank of a refusal for a device or a batch that the operands do not share."""
 
 
 def writes_nothing(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> bool:
@@ -279,7 +287,7 @@ def supports(constraints: Sequence[OperandConstraint], operands: Sequence[Operan
     """
     if len(constraints) != len(operands):
         return Rejected(f"expected {len(constraints)} operands, got {len(operands)}")
-    for step, check in enumerate((_dtype, _rank, _device, _layout, _extents, _strides, _alignment)):
+    for step, check in enumerate((_dtype, _rank, _layout, _extents, _strides, _alignment)):
         for constraint, operand in zip(constraints, operands, strict=True):
             problem = check(constraint, operand)
             if problem:
@@ -288,6 +296,30 @@ def supports(constraints: Sequence[OperandConstraint], operands: Sequence[Operan
         if 0 in operand.shape and not writes_nothing(constraints, operands):
             return _without_elements(constraints, operands)
     return _agreement(constraints, operands)
+
+
+def misplaced(names: Iterable[str], operands: Iterable[OperandDescription]) -> str:
+    """Which operand is not where a launch could use it, and what to do; ``""`` if there is none.
+
+    ``names`` are those of the operands. Descriptions on no device fit everywhere.
+    """
+    first: tuple[str, int] | None = None
+    for name, operand in zip(names, operands, strict=True):
+        device = operand.device
+        if operand.is_number or device is None:
+            continue
+        if device < 0:
+            return (
+                f"operand `{name}` is on {OTHER_DEVICES.get(device, OTHER_DEVICES[-12])}: kernels run on "
+                "CUDA devices; move it to one, for example a torch tensor with .cuda()"
+            )
+        first = first or (name, device)
+        if device != first[1]:
+            return (
+                f"operand `{name}` is on GPU {device}, and `{first[0]}` on GPU {first[1]}: a launch runs on "
+                f"one GPU; move them to the same one, for example a torch tensor with .cuda({first[1]})"
+            )
+    return ""
 
 
 def _without_elements(
@@ -341,12 +373,6 @@ def _rank(constraint: OperandConstraint, operand: OperandDescription) -> str:
     if constraint.has_batch:
         return f"expected rank {rank - 1}, or {rank} with the batch first, got shape {operand.shape}"
     return f"expected rank {rank}, got shape {operand.shape}"
-
-
-def _device(constraint: OperandConstraint, operand: OperandDescription) -> str:
-    if operand.is_number:
-        return ""
-    return "expected a tensor on a CUDA device" if operand.device == -1 else ""
 
 
 def _layout(constraint: OperandConstraint, operand: OperandDescription) -> str:
@@ -431,7 +457,10 @@ def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> st
 
 
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
-    """Check that extents of one name are equal, a batch is in all operands or none, and devices are equal."""
+    """Check that devices and extents of one name are equal, and a batch is in all operands or none."""
+    problem = misplaced([constraint.name for constraint in constraints], operands)
+    if problem:
+        return Rejected(problem, _AGREEMENT)
     extents: dict[str, tuple[int, str, str]] = {}
     for constraint, operand in zip(constraints, operands, strict=True):
         if constraint.has_batch and len(operand.shape) < len(constraint.extents):
@@ -451,14 +480,14 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
                 return Rejected(
                     f"operand `{constraint.name}` is unsupported: expected rank {rank} "
                     f"as `{batched[0]}` has, got shape {operand.shape}",
-                    7,
+                    _AGREEMENT,
                 )
         first = first or (constraint.name, operand.device)
         if operand.device != first[1]:
             return Rejected(
-                f"operand `{constraint.name}` is unsupported: expected device "
-                f"{first[1]} as `{first[0]}` has, got {operand.device}",
-                7,
+                f"operand `{constraint.name}` is unsupported: expected it to be on {_place(first[1])} as "
+                f"`{first[0]}` is, and it is on {_place(operand.device)}",
+                _AGREEMENT,
             )
         if constraint.scale is not None:
             continue
@@ -476,13 +505,17 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
                 return Rejected(
                     f"operand `{constraint.name}` is unsupported: expected extent {name} = "
                     f"{_relation(name).of(known)}{why}, got {extent}",
-                    8,
+                    _AGREEMENT + 1,
                 )
     for constraint, operand in zip(constraints, operands, strict=True):
         problem = _scale_count(constraint, operand, shapes)
         if problem:
-            return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", 8)
+            return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", _AGREEMENT + 1)
     return ACCEPTED
+
+
+def _place(device: int | None) -> str:
+    return "no device" if device is None else f"GPU {device}"
 
 
 def _scale_count(

@@ -17,6 +17,9 @@ FORMULA = 3
 """Version of the cost model's formula, by which constants are fitted: raise it with every change of
 :mod:`cutlass_aot.runtime.selection.cost_model` that gives another time for the same constants."""
 
+MAX_FORMULA = 1_000_000
+"""Largest version that is read."""
+
 
 @row
 class Machine(NamedTuple):

@@ -10,15 +10,15 @@ from math import inf
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import BundleError, CorruptFile
-from cutlass_aot.schema.codec import from_plain, row
-from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
+from cutlass_aot.schema.codec import check_lines, from_plain, row
+from cutlass_aot.schema.encoding import MALFORMED, seal, shown, unseal
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.operands import extent_names
 from cutlass_aot.schema.kernels.tiling import Traffic
-from cutlass_aot.schema.tuning.costs import Costs, Machine, check_costs
+from cutlass_aot.schema.tuning.costs import FORMULA, MAX_FORMULA, Costs, Machine, check_costs
 
 RANKING_KIND = "cutlass-aot ranking"
-RANKING_SCHEMA = 4
+RANKING_SCHEMA = 5
 MAX_EXTENT = 2**63 - 1
 """Of a problem; operands say how many bits their extents have (:attr:`~.OperandConstraint.max_extent`)."""
 
@@ -204,6 +204,8 @@ class Ranking(NamedTuple):
         problems: a time for each kernel that a problem names if measured, else none.
         machine: the GPU's multiprocessors, clock and bandwidth; None if no cost model was fitted.
         costs: the constants of each kernel of the group by its digest, sorted; empty without a cost model.
+        formula: the :data:`~.costs.FORMULA` that the constants are of. Those of another are not read: the
+            times count alone, as if no cost model had been fitted, and ``origin`` says so.
     """
 
     group: str
@@ -213,6 +215,7 @@ class Ranking(NamedTuple):
     problems: RankedProblems
     machine: Machine | None = None
     costs: tuple[tuple[str, Costs], ...] = ()
+    formula: int = FORMULA
 
     @property
     def kernels(self) -> frozenset[str]:
@@ -247,6 +250,7 @@ class Ranking(NamedTuple):
             ],
             "machine": None if self.machine is None else list(self.machine),
             "costs": b"".join(_COSTS.pack(*costs) for _, costs in self.costs),
+            "formula": self.formula,
         }
         return seal(RANKING_KIND, RANKING_SCHEMA, body)
 
@@ -258,20 +262,34 @@ class Ranking(NamedTuple):
             digests = _digests(body["kernels"])
             measured = bool(body["measured"])
             machine = None if body["machine"] is None else from_plain(Machine, body["machine"], what)
-            costs = _costs(body["costs"], digests)
+            formula, origin = _formula(body["formula"]), str(body["origin"])
+            if machine is None or formula == FORMULA:
+                costs = _costs(body["costs"], digests)
+            else:
+                # Not decoded either: another formula may have other constants.
+                machine, costs = None, ()
+                origin += f"; its cost model is of formula {formula} and not used: this release has {FORMULA}"
             if bool(costs) != (machine is not None):
                 raise ValueError("a cost model without a GPU, or a GPU without one")
+            check_lines(str(body["gpu"]), str(body["origin"]))
             return cls(
                 group=str(body["group"]),
                 gpu=str(body["gpu"]),
                 measured=measured,
-                origin=str(body["origin"]),
+                origin=origin,
                 problems=RankedProblems({}, _encoded(body["problems"], measured), digests, what),
                 machine=machine,
                 costs=costs,
+                formula=formula,
             )
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
+
+
+def _formula(given: Any) -> int:
+    if type(given) is not int or not 1 <= given <= MAX_FORMULA:
+        raise ValueError(f"formula {shown(given)}")
+    return given
 
 
 def _digests(given: Any) -> list[str]:

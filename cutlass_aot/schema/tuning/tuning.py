@@ -31,7 +31,7 @@ from cutlass_aot.schema.codec import (
     within,
 )
 from cutlass_aot.schema.encoding import decode_json, shown
-from cutlass_aot.schema.tuning.costs import FORMULA, Costs, Machine, Regression
+from cutlass_aot.schema.tuning.costs import FORMULA, MAX_FORMULA, Costs, Machine, Regression
 from cutlass_aot.schema.tuning.ranking import MAX_EXTENT, Extents
 
 TUNING_KIND = "cutlass-aot tuning"
@@ -158,7 +158,7 @@ class FittedModel:
 
     regression: Regression
     accuracy: Annotated[Accuracy | None, OMIT] = None
-    formula: Annotated[int, OMIT, within(1, 1_000_000)] = 1
+    formula: Annotated[int, OMIT, within(1, MAX_FORMULA)] = 1
 
 
 @dataclass(frozen=True, slots=True)

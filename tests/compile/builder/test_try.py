@@ -73,7 +73,8 @@ def test_the_lines_say_what_the_kernel_needs(folder: Path) -> None:
     assert done.returncode == 0
     names = [line[:15].strip() for line in done.stdout.splitlines()]
     assert names == [
-        "kernel", "compiled in", "registers", "spills", "shared memory", "block", "occupancy", "run",
+        "kernel", "operands", "", "", "", "compiled in", "registers", "spills", "shared memory", "block",
+        "occupancy", "run",
     ]  # fmt: skip
     assert "; the first of 4 that match" in done.stdout
     times = re.search(
@@ -99,6 +100,25 @@ def test_what_does_not_compile_shows_the_reason_and_the_line(folder: Path) -> No
     assert "name 'nowhere' is not defined" in done.stderr
     assert "if i < out.shape[0] + nowhere:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_declaration_that_a_worker_finds_has_one_prefix(folder: Path) -> None:
+    declared = folder / "soft_cap" / "soft_cap_kernels" / "declared.py"
+    right = declared.read_text()
+    declared.write_text(right.replace('Operand("y", dtype,', 'Operand("y", "f31",'))
+    line = right[: right.index("@cutlass_aot.kernel")].count("\n") + 1
+    try:
+        tried = cutlass_aot(folder, "try", "soft_cap/soft_cap_kernels/declared.py", "--no-run")
+        checked = cutlass_aot(folder, "check", "soft_cap/soft_cap_kernels/declared.py")
+    finally:
+        declared.write_text(right)
+    assert (tried.returncode, checked.returncode) == (1, 1)
+    assert tried.stderr.partition("threads=")[0] == checked.stderr.partition("threads=")[0]
+    assert tried.stderr.startswith(
+        f"error: kernel soft_cap(dtype='f32', threads=128) ({declared.resolve()}:{line}): operand `y`: "
+        "unknown element type 'f31'"
+    )
+    assert len(tried.stderr.splitlines()) == len(checked.stderr.splitlines()) == 1
 
 
 def test_what_no_gpu_can_launch_is_said(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import cutlass_aot
 from cutlass_aot import policy
 from cutlass_aot.builder import jit
-from cutlass_aot.errors import GeneratorError, KernelNotFound, OperandError
+from cutlass_aot.errors import GeneratorError, KernelNotFound, MisplacedOperand, OperandError
 from cutlass_aot.generators import hardware
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.runtime import bundle_search
@@ -108,6 +108,23 @@ def test_operands_are_looked_at_before_compiled_code_is_called(compiled):
     assert [made.calls for made in compiled] == [[]]
     scale_rows(n=128, fast=False)(x, factor=factor, out=out)
     assert len(compiled[0].calls) == 1
+
+
+def test_operands_that_are_elsewhere_give_the_error_of_every_launch(compiled, tmp_path, monkeypatch):
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", [gemm()]))
+    monkeypatch.setattr(jit, "references", lambda: {"scale_rows": Only(scale_rows)})
+    x, _, factor = operands()
+    on_cpu, there = numpy.zeros((4, 128), "f2"), operands(ordinal=1)[1]
+    function, values = scale_rows(n=128, fast=False), {"n": 128, "fast": False}
+    with pytest.raises(MisplacedOperand, match="operand `out` is on cpu: kernels run on CUDA devices"):
+        function(x, on_cpu, factor)
+    with pytest.raises(MisplacedOperand, match="operand `out` is on GPU 1, and `x` on GPU 0"):
+        function(x, there, factor)
+    # The bundle does not know the operands' names.
+    with pytest.raises(MisplacedOperand, match="operand `1` is on cpu: kernels run on CUDA devices"):
+        bundle.run("scale_rows", x, on_cpu, factor, parameters=values)
+    with pytest.raises(MisplacedOperand, match="operand `out` is on cpu: kernels run on CUDA devices"):
+        bundle.run("scale_rows", x, factor=factor, out=on_cpu, parameters=values)
 
 
 class Only:

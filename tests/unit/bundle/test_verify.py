@@ -475,7 +475,7 @@ def test_a_group_that_is_kept_under_another_signature_is_found(bundle):
     change_catalog(bundle, groups=Groups({first: other, second: one}, "catalog"))
     (problem,) = verify_bundle(bundle)
     assert problem.path == CATALOG_NAME
-    assert f"keeps a group of {second} under {first}" in problem.found
+    assert f"keeps a group of {second} under '{first}'" in problem.found
 
 
 @pytest.mark.parametrize("record", [b"", b"\x80", b"\xc1", b"\x93\x01\x02\x03"])

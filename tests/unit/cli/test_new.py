@@ -44,11 +44,41 @@ def test_another_name_stands_everywhere(tmp_path: Path, kind: str, name: str) ->
     assert (table.generator, table.operation) == (name, name)
 
 
-@pytest.mark.parametrize("name", ["", "Axpy", "2x", "a-b", "a__b", "a_", "gemm", "class", "x" * 65, "../x"])
-def test_a_name_that_no_kernel_can_have_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(GeneratorError, match="cannot name a kernel"):
-        write_package("kernel", name, tmp_path / "made")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        *(
+            (name, "expected at most 64 lower-case")
+            for name in ("", "Axpy", "2x", "a-b", "a__b", "a_", "../x")
+        ),
+        ("x" * 65, "expected at most 64 lower-case"),
+        ("a\nb", "expected at most 64 lower-case"),
+        ("gemm", "it is the operation of GEMMs"),
+        *((name, "it is a keyword of Python; choose") for name in ("class", "True", "None", "match", "_")),
+        ("true", "it is a keyword of Python, as True; choose"),
+        ("none", "it is a keyword of Python, as None; choose"),
+        *((name, "it is a built-in name of Python") for name in ("max", "hash")),
+        *((name, f"{name} is a module of Python's library") for name in ("os", "json", "queue")),
+        ("click", r"click is a module that is installed \(.*click.*\), which it would hide"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["kernel", "generator"])
+def test_a_name_that_no_kernel_can_have_is_refused(tmp_path: Path, kind: str, name: str, why: str) -> None:
+    with pytest.raises(
+        GeneratorError, match=f"^{name!r} cannot name a {kind}: {why}".replace("\\n", "\\\\n")
+    ):
+        write_package(kind, name, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_is_installed_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "warp_kernels.py").write_text("")
+    # A folder without code hides nothing: `new` may have been called in it.
+    (tmp_path / "folder").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(GeneratorError, match=r"'warp' cannot .*: warp_kernels is a module that is installed"):
+        write_package("kernel", "warp", tmp_path / "made")
+    assert write_package("kernel", "folder", tmp_path / "made")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +89,7 @@ def test_a_name_that_no_kernel_can_have_is_refused(tmp_path: Path, name: str) ->
     ],
 )
 def test_a_name_that_the_template_uses_is_refused(tmp_path: Path, kind: str, name: str) -> None:
-    with pytest.raises(GeneratorError, match=f"{name!r} means something else in the package"):
+    with pytest.raises(GeneratorError, match=f"{name!r} cannot name a {kind}: it means something else in"):
         write_package(kind, name, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 

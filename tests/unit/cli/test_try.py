@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,12 +75,15 @@ def test_a_right_result_is_timed_against_the_memory(run: Try, tried: TriedKernel
     assert (status, errors) == (0, "running it on GPU 0\n")
     assert out.splitlines() == [
         f"kernel         {tried.kernel.name}; the first of 3 that match",
+        "operands       x    f32  [N] aligned to 4 bytes",
+        "               out  f32  [N] aligned to 4 bytes, written",
         "compiled in    0.2 s for sm_90a; 0.0 s in all, of which importing the DSL took 2.5 s",
         "registers      40 a thread",
         "spills         16 B a thread",
         "shared memory  1.0 KB static, 2.0 KB dynamic",
         "block          256 threads",
         "occupancy      6 blocks an SM, 48 of 64 warps (75 %), limited by registers",
+        "extents        N = 1000",
         "error          1e-07, good: rounding explains 1e-05",
         "time           10.0 µs on NVIDIA H200: 20.0 MB at 2000 GB/s, 50 % of the memory's 4000",
     ]
@@ -91,7 +94,12 @@ def test_a_wrong_result_is_an_exit_status_of_one(run: Try) -> None:
     assert status == 1
     assert "error          0.5, WRONG: rounding explains 1e-05\n" in out
     status, out, _ = run(Outcome(0.5, 1e-5, 10.0, 20.0), "--json")
-    assert (status, json.loads(out)["run"]["good"]) == (1, False)
+    found = json.loads(out)
+    assert (status, found["run"]["good"], found["run"]["extents"]) == (1, False, {"N": 1 << 24})
+    assert [(one["name"], one["dtype"], one["extents"]) for one in found["operands"]] == [
+        ("x", "f32", ["N"]),
+        ("out", "f32", ["N"]),
+    ]
 
 
 def test_without_a_reference_nothing_is_said_to_be_right(run: Try) -> None:
@@ -144,6 +152,79 @@ def test_a_file_that_imports_a_declaration_declares_none(
         "only_imports.py declares no kernel itself, and imports elsewhere (of_another_file:elsewhere): "
         "expected the file that declares one"
     ) in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with a declaration, and with a kernel in a file of its own that imports the DSL."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(declared, "_declared", {**declared.declared_kernels()})
+    # The DSL, which is not needed for this; a test may have imported it already.
+    monkeypatch.delitem(sys.modules, "cutlass", raising=False)
+    folder = tmp_path / "halves"
+    folder.mkdir()
+    (tmp_path / "cutlass.py").write_text("")
+    (folder / "__init__.py").write_text("")
+    (folder / "kernels.py").write_text("import cutlass\n")
+    (folder / "with_the_dsl.py").write_text(
+        "import cutlass\nfrom cutlass_aot import kernel\n\n\n"
+        "@kernel('brings_dsl')\ndef brings_dsl():\n    return None\n"
+    )
+    (folder / "declared.py").write_text(
+        "import cutlass_aot as aot\n\n\n@aot.kernel('halve')\ndef halve():\n    return None\n"
+    )
+    (folder / "classes.py").write_text(
+        "from cutlass_aot.generators.registry import register as known\n\n\n@known\nclass Made: ...\n"
+    )
+    (folder / "broken.py").write_text("import cutlass_aot.kernel as (\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield folder
+    for name in [name for name in sys.modules if name == "cutlass" or name.split(".")[0] == "halves"]:
+        del sys.modules[name]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(["try", *arguments])
+    assert caught.value.code == 1
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("file", ["kernels", "__init__"])
+def test_a_file_that_declares_nothing_says_which_files_of_its_package_do(
+    package: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    said = refusal(capsys, str(package / f"{file}.py"))
+    assert said == (
+        f"error: {package / file}.py declares no kernel: {package / 'classes.py'}, "
+        f"{package / 'declared.py'}, {package / 'with_the_dsl.py'} do; expected the file that "
+        "declares one, or the name of a kernel"
+    )
+
+
+def test_a_file_without_a_declaration_anywhere_near_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "declares_nothing.py").write_text("x = 1\n")
+    assert refusal(capsys, str(tmp_path / "declares_nothing.py")) == (
+        f"error: {tmp_path / 'declares_nothing.py'} declares no kernel: expected the file that declares "
+        "one, or the name of a kernel"
+    )
+
+
+def test_a_declaration_that_imports_the_dsl_is_told_to_move_that(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, str(package / "with_the_dsl.py"))
+    assert "imports the DSL at module level: move `import cutlass` into a module" in said
+
+
+def test_a_plugin_that_registers_nothing_says_which_files_do(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, "halve", "--plugin", "halves.kernels")
+    assert f"registers no generator: {package / 'classes.py'}, {package / 'declared.py'}" in said
 
 
 def test_a_block_of_more_threads_than_a_gpu_has_for_one_is_a_problem(tried: TriedKernel) -> None:

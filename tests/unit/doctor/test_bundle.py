@@ -219,10 +219,10 @@ def test_names_of_others_do_not_reach_the_terminal_as_they_are(
 ) -> None:
     requirements = REQUIREMENTS._replace(glibc="2.28\x1b[31m")
     root = write_bundle(bundle.with_name("odd"), designs(), hosts=("x86_64",), requirements=requirements)
-    status, out, _ = doctor(root, "--facts", facts)
-    assert status == 0
-    assert "\x1b" not in out
-    assert "glibc 2.28\\x1b[31m" in out
+    status, out, err = doctor(root, "--facts", facts)
+    assert status == 1
+    assert "\x1b" not in out + err
+    assert "glibc: found '2.28\\x1b[31m', expected text of one line without control characters" in out + err
 
 
 # -- wheels of any kind -----------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def test_nothing_asked_for_is_good(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("CUTLASS_AOT_BUNDLE_PATH", "/no/such/folder", "/no/such/folder cannot be read"),
+        ("CUTLASS_AOT_BUNDLE_PATH", "/no/such/folder", "/no/such/folder is missing"),
         ("CUTLASS_AOT_CACHE", "/dev/null", "/dev/null is not a directory"),
         ("CUTLASS_AOT_CACHE", "here", "expected an absolute path"),
         ("CUTLASS_AOT_CACHE_BYTES", "4G", "expected a number of bytes"),
@@ -62,6 +62,36 @@ def test_what_cannot_be_served_is_named(
     (variable,) = found["environment"]
     assert (status, variable["name"], variable["value"]) == (1, name, value)
     assert words in variable["problems"][0]
+
+
+def test_a_directory_without_bundles_is_not_listed_as_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders = tmp_path / "missing", tmp_path / "empty", tmp_path / "damaged", tmp_path / "good"
+    missing, empty, damaged, good = folders
+    empty.mkdir()
+    write_bundle(good / "small", designs())
+    write_bundle(damaged, designs())
+    (damaged / "catalog.msgpack").write_bytes(b"")
+    monkeypatch.setenv("CUTLASS_AOT_BUNDLE_PATH", os.pathsep.join(map(str, folders)))
+    _, found = doctor(capsys)
+    listed = {item["name"]: item["problem"] for item in found["bundles"]}
+    assert [*listed] == ["damaged", "small"]
+    assert "catalog.msgpack" in listed["damaged"]
+    assert not listed["small"]
+    assert found["without_bundles"] == [
+        f"{empty} holds no bundle: expected MANIFEST.json in it or below it",
+        f"{missing} is missing: expected a directory of bundles",
+    ]
+    with pytest.raises(SystemExit):
+        main(["doctor"])
+    lines = " ".join(capsys.readouterr().out.split())
+    assert f"no bundle: {missing} is missing: expected a directory of bundles" in lines
+    assert f"missing ? ({missing})" not in lines
+    # Nor do other commands take its name for that of a bundle.
+    with pytest.raises(SystemExit):
+        main(["ls", "missing"])
+    assert "(installed: damaged, small)" in capsys.readouterr().err
 
 
 def test_good_values_are_no_fault_and_a_passphrase_stays_secret(

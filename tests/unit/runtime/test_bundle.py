@@ -178,7 +178,7 @@ def test_wrong_number_of_operands(bundle: Bundle) -> None:
 
 
 def test_operands_on_the_host_find_nothing(bundle: Bundle) -> None:
-    with pytest.raises(KernelNotFound, match="expected a tensor on a CUDA device"):
+    with pytest.raises(KernelNotFound, match="is on cpu: kernels run on CUDA devices"):
         bundle.find(*operands(device=-1))
 
 
@@ -459,22 +459,3 @@ def test_another_number_of_kernels_than_the_parent_says_is_noticed(tmp_path: Pat
     )
     with pytest.raises(CorruptFile, match="has 2 kernels, the catalog says 3: build the bundle again"):
         cutlass_aot.open(root).kernels()
-
-
-@pytest.mark.parametrize(
-    ("keyword", "value", "meant"),
-    [
-        ("acumulator", "f32", "accumulator"),
-        ("traget", "sm_90a", "target"),
-        ("parameter", {"n": 1}, "parameters"),
-    ],
-)
-@pytest.mark.parametrize("verb", ["find", "choose", "explain"])
-def test_a_misspelt_keyword_is_not_taken_for_an_operand(tmp_path, verb, keyword, value, meant):
-    bundle = cutlass_aot.open(write_bundle(tmp_path / "b", designs()))
-    with pytest.raises(OperandError) as caught:
-        getattr(bundle, verb)(*operands(), **{keyword: value})
-    assert str(caught.value) == (
-        f"unknown keyword {keyword!r}: an operand is a tensor or a number, got {value!r}; "
-        f"did you mean {meant!r}?"
-    )

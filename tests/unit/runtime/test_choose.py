@@ -10,13 +10,15 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot import describe
+from cutlass_aot.bundle.verify.directory import verify_bundle
+from cutlass_aot.cli import main
 from cutlass_aot.errors import BundleError, CorruptFile, KernelNotFound, OperandError
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.opened import group as group_module
 from cutlass_aot.schema.bundles.catalog import CATALOG_NAME, Groups
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.tiling import Tiling
-from cutlass_aot.schema.tuning.costs import Machine, derived
+from cutlass_aot.schema.tuning.costs import FORMULA, Machine, derived
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from tests.support import bundles
 from tests.support.bundles import designs, write_bundle
@@ -102,6 +104,29 @@ def test_a_problem_tuned_on_this_model_of_gpu(tmp_path: Path, gpu: dict[str, Any
     assert choice.kernel.digest == F16[1].digest
     # All of them: those that were measured by their times, then the others.
     assert digests(bundle.find(*operands(device=0))) == [F16[1].digest, F16[2].digest, F16[0].digest]
+
+
+@pytest.mark.parametrize("formula", [FORMULA - 1, FORMULA + 1])
+def test_constants_of_another_formula_are_not_taken_for_this_ones(
+    tmp_path: Path, gpu: dict[str, Any], capsys: pytest.CaptureFixture[str], formula: int
+) -> None:
+    bundle = opened(tmp_path, F16, ranking(F16, order=(1, 2), fitted=True)._replace(formula=formula))
+    times, others = bundle.choose(*operands(device=0)), bundle.choose(*operands(k=4096, device=0))
+    # The times hold; other problems are chosen for as if no cost model had been fitted.
+    assert (times.tier, times.kernel.digest) == ("tuned", F16[1].digest)
+    unfitted = cutlass_aot.open(
+        write_bundle(tmp_path / "unfitted", F16, rankings=[ranking(F16, order=(1, 2))])
+    )
+    assert (others.tier, others.kernel.digest) == (
+        unfitted.choose(*operands(k=4096, device=0)).tier,
+        unfitted.choose(*operands(k=4096, device=0)).kernel.digest,
+    )
+    assert others.tier != "fitted"
+    assert not [one for one in verify_bundle(bundle.path) if "ranking" in one.path]
+    with pytest.raises(SystemExit):
+        main(["show", str(bundle.path), others.kernel.name])
+    said = f"its cost model is of formula {formula} and not used: this release has {FORMULA}"
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_batch_is_part_of_the_problem(tmp_path: Path, gpu: dict[str, Any]) -> None:

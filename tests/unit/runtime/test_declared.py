@@ -20,9 +20,11 @@ from cutlass_aot.builder.plan.plan import enumerations, load_sources, select
 from cutlass_aot.errors import (
     CompileError,
     CorruptFile,
+    DeclarationError,
     GeneratorError,
     KernelNotFound,
     ManifestError,
+    MisplacedOperand,
     OperandError,
 )
 from cutlass_aot.generators import registry
@@ -163,15 +165,34 @@ def takes_more(*n):
         (takes_n, {"params": {"n": list(range(5000))}}, "5000 combinations"),
         (takes_n, {"params": {"n": [1]}, "targets": ["sm_90"]}, "unknown target 'sm_90'"),
         (takes_n, {"params": {"n": [1]}, "targets": []}, "no targets"),
+        (takes_n, {"params": {"n": [1]}, "targets": "sm_90a"}, "`targets`: expected a list of names"),
+        (takes_n, {"params": {"n": [1]}, "modules": "axpy"}, "`modules`: expected a list of names"),
+        (takes_n, {"params": {"n": [1]}, "distributions": [3]}, "`distributions`: expected a list of names"),
+        (takes_n, {"params": ["n"]}, "`params`: expected lists of values by names"),
+        (takes_n, {"params": {"n": 4}}, r"params\['n'\]: expected a list of values, got 4"),
+        (takes_n, {"tuning": {"n": "fast"}}, r"tuning\['n'\]: expected a list of values, got 'fast'"),
         (lambda n: n, {"params": {"n": [1]}}, "at the top level of a module"),
         (print, {}, "at the top level of a module"),
     ],
 )
 def test_a_declaration_that_a_build_could_not_repeat_is_refused(function, options, problem):
     before = dict(declared.declared_kernels())
-    with pytest.raises(GeneratorError, match=problem):
+    with pytest.raises(
+        DeclarationError,
+        match=rf"^kernel '\w+' \({__file__}:{declare.__code__.co_firstlineno + 1}\): .*{problem}",
+    ):
         declare(function, **options)
     assert declared.declared_kernels() == before
+
+
+def test_a_decorator_without_a_name_is_refused():
+    with pytest.raises(
+        DeclarationError, match=rf"^a kernel \({__file__}:\d+\): expected its name as text, .*; write @"
+    ):
+
+        @cutlass_aot.kernel
+        def nameless():
+            return None
 
 
 def test_a_closure_is_refused():
@@ -186,9 +207,10 @@ def test_a_closure_is_refused():
 
 
 def test_a_name_is_given_once():
-    with pytest.raises(
-        GeneratorError, match=r"'scale_rows' is taken by tests.support.declared_kernels:scale_rows"
-    ):
+    taken = (
+        r"its name is taken by tests.support.declared_kernels:scale_rows \(.*declared_kernels.py:16\): give"
+    )
+    with pytest.raises(DeclarationError, match=taken):
         declare(takes_n, name="scale_rows", params={"n": [1]})
 
 
@@ -243,6 +265,7 @@ def test_it_answers_problems_that_describe_its_operands_and_no_others():
     ("how", "problem"),
     [
         ("text", "returned str: expected"),
+        ("unknown_type", "operand `out`: unknown element type 'bf17'.* did you mean 'bf16'"),
         ("no_operands", "operands none"),
         ("twice", "operands out, out"),
         ("unwritten", "one that is written"),
@@ -260,7 +283,10 @@ def test_it_answers_problems_that_describe_its_operands_and_no_others():
     ],
 )
 def test_what_a_function_returns_is_looked_at(how, problem):
-    with pytest.raises(GeneratorError, match=rf"wrong_answers\(how='{how}'\).*{problem}"):
+    place = rf"{declared_kernels.__file__}:\d+"
+    with pytest.raises(
+        DeclarationError, match=rf"^kernel wrong_answers\(how='{how}'\) \({place}\): .*{problem}"
+    ):
         DeclaredGenerator(wrong_answers).kernel({"how": how}, "sm_90a")
 
 
@@ -523,7 +549,7 @@ def test_a_query_that_names_no_parameters_is_told_which_there_are(tmp_path):
 def test_other_parameters_than_those_of_the_function_are_a_type_error():
     with pytest.raises(TypeError, match="missing a required argument: 'fast'"):
         scale_rows(n=128)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'm'"):
+    with pytest.raises(TypeError, match="there is no parameter `m`: it takes n, fast"):
         scale_rows(n=128, fast=False, m=1)
     with pytest.raises(GeneratorError, match="parameter n = None"):
         scale_rows(n=None, fast=False)
@@ -579,7 +605,7 @@ def test_operands_by_other_names_are_refused(launched, positional, named):
 
 
 def test_operands_on_no_gpu_are_refused(launched):
-    with pytest.raises(OperandError, match="no operand on a GPU"):
+    with pytest.raises(MisplacedOperand, match="operand `x` is on cpu"):
         scale_rows(n=128, fast=False)(*operands(-1))
 
 
@@ -616,6 +642,21 @@ def test_policy_jit_asks_the_compiler_and_keeps_what_it_gave(launched, monkeypat
 def tuned_records(dtype="f32") -> list[Kernel]:
     found = DeclaredGenerator(tuned).enumerate(Problem("tuned", (), "", ""), "sm_90a", DEVICE)
     return [kernel for kernel in found if dict(kernel.parameters) == {"dtype": dtype}]
+
+
+def test_a_cost_formula_of_several_lines_is_read_back_from_a_bundle(tmp_path):
+    made = declare(
+        tuned.function,
+        name="on_lines",
+        params={"dtype": ["f32"]},
+        tuning={"threads": [128, 256], "wide": [False]},
+        cost="""ceil(N
+            / threads)""",
+    )
+    del declared._declared["on_lines"]
+    record = DeclaredGenerator(made).kernel({"dtype": "f32", "threads": 128, "wide": False}, "sm_90a")
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", [record]))
+    assert [group.cost for group in bundle.groups] == ["ceil(N / threads)"]
 
 
 def test_kernels_that_differ_in_tuning_are_of_one_group():
@@ -765,5 +806,5 @@ def test_declaring_imports_neither_the_build_side_nor_the_dsl():
 
 
 def test_a_misspelt_parameter_is_told_from_those_that_are_declared():
-    with pytest.raises(TypeError, match=r"^scale_rows: .*: expected n, fast; did you mean 'fast'\?$"):
+    with pytest.raises(TypeError, match=r"^kernel scale_rows: .*; did you mean 'fast'\?: it takes n, fast$"):
         scale_rows(n=64, fats=True)

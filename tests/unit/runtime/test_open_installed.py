@@ -254,7 +254,7 @@ def test_a_directory_that_is_not_there_or_holds_nothing_is_reported(
     names = [str(tmp_path / name) for name in ("gone", "empty", "some")]
     monkeypatch.setenv("CUTLASS_AOT_BUNDLE_PATH", os.pathsep.join(names))
     found = reasons()
-    assert "No such file" in found["gone"]
+    assert "is missing: expected a directory" in found["gone"]
     assert "MANIFEST.json" in found["empty"]
     assert found["small"] == ""
 

@@ -215,7 +215,7 @@ def test_warn_computes_by_torch_and_warns_once_for_each_problem(bundle, torch):
     with policy.use("warn"):
         for m in (32, 64):
             a, b, out = gemm_tensors(torch, torch.float16, torch.float16, m=m)
-            with pytest.warns(policy.MissWarning, match="has no kernel for .*; computed by torch") as caught:
+            with pytest.warns(policy.MissWarning, match="computed by torch instead") as caught:
                 bundle.gemm(a, b, out)
             assert caught[0].filename == __file__
             close(torch, a, b, out)

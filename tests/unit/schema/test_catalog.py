@@ -25,7 +25,7 @@ from cutlass_aot.schema.bundles.tiling_table import TilingTable
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode, seal, unseal
 from cutlass_aot.schema.kernels.tiling import Tiling
-from cutlass_aot.schema.tuning.costs import Costs, Machine
+from cutlass_aot.schema.tuning.costs import FORMULA, Costs, Machine
 from cutlass_aot.schema.tuning.ranking import (
     RANKING_KIND,
     RANKING_SCHEMA,
@@ -525,6 +525,10 @@ def test_a_ranking_with_a_cost_model_reads_back():
         {"machine": [0, 1980, 4917]},
         {"machine": [132, 1980]},
         {"machine": "H200"},
+        {"formula": 0},
+        {"formula": True},
+        {"formula": "2"},
+        {"formula": 1 << 20},
     ],
 )
 def test_an_impossible_cost_model_is_refused(changes):
@@ -532,6 +536,18 @@ def test_an_impossible_cost_model_is_refused(changes):
     found = unseal(given.to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
     with pytest.raises(CorruptFile, match="malformed"):
         Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, **changes}), "it")
+
+
+def test_constants_of_another_formula_are_not_even_decoded():
+    given = ranking(machine=H200, costs=(("aa", COSTS), ("bb", COSTS)))
+    assert Ranking.from_bytes(given.to_bytes(), "it") == given
+    found = unseal(given.to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    other = {**found, "formula": FORMULA + 1, "costs": b"of another number of constants"}
+    read = Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, other), "it")
+    assert (read.machine, read.costs, read.formula) == (None, (), FORMULA + 1)
+    assert read.problems == given.problems
+    assert read.origin.startswith("tuned for a test; its cost model is of formula")
+    assert Ranking.from_bytes(read.to_bytes(), "it") == read
 
 
 def test_a_modelled_ranking_has_no_times():
