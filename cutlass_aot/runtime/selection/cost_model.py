@@ -202,7 +202,6 @@ class Candidates:
         blocks, active = table.column("blocks"), table.column("active_clusters")
         # Blocks of a cluster to the number of such clusters that run at once, as compiled into some kernels.
         self._known_clusters = {size: count for size, count in zip(blocks, active, strict=True) if count}
-        self._derivations: dict[Machine, Derivation] = {}
         self._derived: dict[Machine, list[Costs]] = {}
 
     @classmethod
@@ -250,11 +249,7 @@ class Candidates:
 
     def derivation(self, machine: Machine) -> Derivation:
         """How constants of kernels are derived of which nothing was measured."""
-        found = self._derivations.get(machine)
-        if found is None:
-            found = derivation(self.traffic.input_bits, self.target, machine)
-            self._derivations[machine] = found
-        return found
+        return derivation(self.traffic.input_bits, self.target, machine)
 
     def derived(self, machine: Machine) -> list[Costs]:
         """Constants of each kernel of which nothing was measured, in order of ``digests``."""

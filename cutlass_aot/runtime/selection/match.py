@@ -46,6 +46,8 @@ def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple
         names: of those given by name, which come last in the call. The others take the remaining places in
             order.
     """
+    if not names and len(known) == count:
+        return tuple(range(count))
     strange = [name for name in names if name not in known]
     if len(known) != count or strange:
         expected = ", ".join(known)
@@ -130,6 +132,8 @@ def serving(groups: KeptGroups, query: Query, target: str) -> list[GroupEntry]:
             raise OperandError(
                 f"{len(epilogues)} epilogues take these operands: name one, such as epilogue={epilogues[0]!r}"
             )
+    if len(fitting) == 1:
+        return fitting
     usual = usual_accumulator(_output(fitting[0], query).dtype)
     chosen = min((group.accumulator for group in fitting), key=lambda name: (name != usual, name))
     return sorted((group for group in fitting if group.accumulator == chosen), key=lambda group: group.name)
@@ -231,9 +235,10 @@ def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
             names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
-            pairs = zip(names, operand.shape, strict=True)
-            found = (told(name, extent) for name, extent in pairs if isinstance(name, str))
-            extents.update((name, max(extent, 1)) for name, extent in found)
+            for name, extent in zip(names, operand.shape, strict=True):
+                if isinstance(name, str):
+                    base, named = told(name, extent)
+                    extents[base] = max(named, 1)
     return extents
 
 
