@@ -233,7 +233,9 @@ class OperandConstraint(NamedTuple):
 
 def _is_extent(extent: str | int) -> bool:
     """Whether it is a number or the canonical text of an extent."""
-    return extent >= 1 if isinstance(extent, int) else str(extent_of(extent)) == extent
+    if isinstance(extent, int):
+        return extent >= 1
+    return extent.isidentifier() or str(extent_of(extent)) == extent
 
 
 def _relations(operands: Iterable[OperandConstraint]) -> set[str]:
