@@ -276,13 +276,12 @@ def clusters_at_once(blocks: int, known: Mapping[int, int], sm_count: int) -> in
     and none is used. Clusters are limited by what is known of those that are as large or smaller: two of four
     blocks have to have room where one of eight has.
     """
-    if any(count * size > sm_count for size, count in known.items()):
-        known = {}
-    if blocks in known:
-        return known[blocks]
-    fitting = [int(sm_count * _FILLED.get(blocks, _FILLED_OTHERWISE) / blocks)]
-    fitting += [count // (blocks // size) for size, count in known.items() if blocks % size == 0]
-    return max(1, min(fitting))
+    most = int(sm_count * _FILLED.get(blocks, _FILLED_OTHERWISE) / blocks)
+    if known and all(count * size <= sm_count for size, count in known.items()):
+        if blocks in known:
+            return known[blocks]
+        most = min([most, *(n // (blocks // size) for size, n in known.items() if blocks % size == 0)])
+    return max(1, most)
 
 
 def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:

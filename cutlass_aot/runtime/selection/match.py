@@ -190,18 +190,21 @@ def _output(group: GroupEntry, query: Query) -> OperandDescription:
 
 
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
-    """Layout words that fit the operands: where an extent is 1, an operand has more than one layout.
+    """Layout words that fit operands of rank 2 or more: where an extent is 1, one has more than one layout.
 
     So has one without elements whose strides fit none.
     """
     letters = []
     for operand in operands:
-        modes = [mode for mode in LAYOUT_LETTERS if 0 < -mode <= len(operand.shape)]
-        fitting = [mode for mode in modes if operand.strides[mode] == 1 or operand.shape[mode] == 1]
-        if not fitting and 0 in operand.shape:
-            fitting = modes
-        letters.append([LAYOUT_LETTERS[mode] for mode in fitting])
+        shape, strides = operand.shape, operand.strides
+        fitting = [letter for mode, letter in _OF_TENSORS if strides[mode] == 1 or shape[mode] == 1]
+        if not fitting and 0 in shape:
+            fitting = [letter for _, letter in _OF_TENSORS]
+        letters.append(fitting)
     return map("".join, product(*letters))
+
+
+_OF_TENSORS = [(mode, letter) for mode, letter in LAYOUT_LETTERS.items() if mode < 0]
 
 
 def usual_accumulator(dtype: str) -> str:
@@ -237,8 +240,8 @@ def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
             names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
             for name, extent in zip(names, operand.shape, strict=True):
                 if isinstance(name, str):
-                    base, named = told(name, extent)
-                    extents[base] = max(named, 1)
+                    base, named = (name, extent) if name.isidentifier() else told(name, extent)
+                    extents[base] = named if named > 1 else 1
     return extents
 
 

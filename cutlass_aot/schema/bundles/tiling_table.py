@@ -14,7 +14,7 @@ from cutlass_aot.schema.kernels.tiling import Tiling
 _COLUMNS = ("position", *Tiling._fields)
 _WIDTH = len(_COLUMNS)
 _PLACES = {name: place for place, name in enumerate(_COLUMNS)}
-_POSITIVE = ("cluster_m", "cluster_n", "block_m", "block_n", "depth", "split", "blocks", "blocks_per_sm")
+_POSITIVE = range(_PLACES["cluster_m"], _PLACES["blocks_per_sm"] + 1)
 _MOST = (1 << 32) - 1
 
 
@@ -42,7 +42,8 @@ class TilingTable:
         if len(self._numbers) % _WIDTH or sorted(positions) != list(range(len(positions))):
             raise ValueError(f"the tilings of {len(positions)} kernels are not one row of each")
         if rows and (
-            any(0 in self.column(name) for name in _POSITIVE) or max(self.column("kind")) >= len(self.kinds)
+            any(0 in self._numbers[place::_WIDTH] for place in _POSITIVE)
+            or max(self.column("kind")) >= len(self.kinds)
         ):
             raise ValueError("an impossible tiling")
 

@@ -358,14 +358,14 @@ def _problem(constraint: OperandConstraint, operand: OperandDescription) -> tupl
         return 3, (
             f"expected {order} ({constraint.layout}), stride 1 in mode {contiguous}, got strides {strides}"
         )
-    if problem := _out_of_bounds(constraint, operand):
-        return 4, problem
-    for name, extent in zip(extents, shape, strict=True):
+    if min(shape) < 0 or max(shape) > constraint.max_extent:
+        return 4, _out_of_bounds(constraint, operand)
+    for mode, name in _not_free(extents):
         if isinstance(name, int):
-            if extent != name:
+            if shape[mode] != name:
                 return 4, f"expected an extent of {name}, got shape {shape}"
-        elif not name.isidentifier() and not _relation(name).is_possible(extent):
-            return 4, f"expected an extent of {name}, got {extent} in shape {shape}"
+        elif not _relation(name).is_possible(shape[mode]):
+            return 4, f"expected an extent of {name}, got {shape[mode]} in shape {shape}"
     if inner % divisibility:
         return 4, f"expected extent {extents[contiguous]} divisible by {divisibility}, got {inner}"
     if constraint.multiples:
@@ -410,6 +410,14 @@ def _problem_of_others(constraint: OperandConstraint, operand: OperandDescriptio
     return 6, _misaligned(constraint, operand)
 
 
+@lru_cache(maxsize=256)
+def _not_free(extents: tuple[str | int, ...]) -> tuple[tuple[int, str | int], ...]:
+    """The fixed extents and those that follow from others, each with its mode."""
+    return tuple(
+        (mode, name) for mode, name in enumerate(extents) if isinstance(name, int) or not name.isidentifier()
+    )
+
+
 _NOT_ON_CUDA = "expected a tensor on a CUDA device"
 
 
@@ -440,7 +448,8 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
     """Check that extents of one name are equal, a batch is in all operands or none, and devices are equal."""
     extents: dict[str, tuple[int, str, str]] = {}
     for constraint, operand in zip(constraints, operands, strict=True):
-        if constraint.has_batch and len(operand.shape) < len(constraint.extents):
+        names = constraint.extents
+        if len(operand.shape) < len(names) and names[0] == BATCH:
             # A batch that is not there is 1, also for what follows from it.
             extents[BATCH] = (1, constraint.name, BATCH)
     scaling = []
@@ -449,11 +458,12 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
     for constraint, operand in zip(constraints, operands, strict=True):
         if operand.is_number:
             continue
-        missing = len(constraint.extents) - len(operand.shape)
-        if constraint.has_batch:
+        names = constraint.extents
+        missing = len(names) - len(operand.shape)
+        if names and names[0] == BATCH:
             batched = batched or (constraint.name, missing)
             if missing != batched[1]:
-                rank = len(constraint.extents) - batched[1]
+                rank = len(names) - batched[1]
                 return Rejected(
                     f"operand `{constraint.name}` is unsupported: expected rank {rank} "
                     f"as `{batched[0]}` has, got shape {operand.shape}",
@@ -469,10 +479,10 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
         if constraint.scale is not None:
             scaling.append((constraint, constraint.scale, operand))
             continue
-        for name, extent in zip(constraint.extents[missing:], operand.shape, strict=True):
+        for name, extent in zip(names[missing:], operand.shape, strict=True):
             if isinstance(name, int):
                 continue
-            base, named = told(name, extent)
+            base, named = (name, extent) if name.isidentifier() else told(name, extent)
             known, owner, there = extents.setdefault(base, (named, constraint.name, name))
             if known != named:
                 why = f" as `{owner}` has"
