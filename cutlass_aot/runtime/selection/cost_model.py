@@ -22,6 +22,7 @@ dynamic scheduler ("clc"), then the name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -242,10 +243,10 @@ class Candidates:
         traffic, clusters = self.traffic, self.clusters(sm_count)
         return [work(tiling, places(tiling, clusters), extents, traffic) for tiling in self.tilings]
 
-    def clusters(self, sm_count: int) -> dict[int, int]:
+    def clusters(self, sm_count: int) -> Mapping[int, int]:
         """How many clusters run at once, by their size."""
-        sizes = set(self.table.column("blocks"))
-        return {size: clusters_at_once(size, self._known_clusters, sm_count) for size in sizes}
+        sizes = frozenset(self.table.column("blocks"))
+        return _clusters(sizes, tuple(self._known_clusters.items()), sm_count)
 
     def derivation(self, machine: Machine) -> Derivation:
         """How constants of kernels are derived of which nothing was measured."""
@@ -267,6 +268,11 @@ def places(tiling: Tiling, clusters: Mapping[int, int]) -> int:
     """
     at_once = clusters[tiling.blocks]
     return min(tiling.active_clusters or at_once, at_once) * tiling.blocks_per_sm
+
+
+@lru_cache(maxsize=256)
+def _clusters(sizes: frozenset[int], known: tuple[tuple[int, int], ...], sm_count: int) -> Mapping[int, int]:
+    return {size: clusters_at_once(size, dict(known), sm_count) for size in sizes}
 
 
 def clusters_at_once(blocks: int, known: Mapping[int, int], sm_count: int) -> int:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from cutlass_aot.errors import OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
-from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
+from cutlass_aot.schema.kernels.constraints import BATCH, LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import (
     OperandDescription,
     Rejected,
     Verdict,
-    extent_names,
     supports,
     told,
 )
@@ -232,13 +231,15 @@ def problem_extents(group: GroupEntry, query: Query) -> Extents:
 
 def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
     """The extents of a query by their names in the constraints of a group that serves it, at least 1."""
-    # A batch that no operand of the call has is one of 1.
-    extents = dict.fromkeys(extent_names(group.operands), 1)
+    extents: dict[str, int] = {}
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
-            names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
-            for name, extent in zip(names, operand.shape, strict=True):
+            missing = len(constraint.extents) - len(operand.shape)
+            if missing:
+                # A batch that no operand of the call has is one of 1.
+                extents.setdefault(BATCH, 1)
+            for name, extent in zip(constraint.extents[missing:], operand.shape, strict=True):
                 if isinstance(name, str):
                     base, named = (name, extent) if name.isidentifier() else told(name, extent)
                     extents[base] = named if named > 1 else 1
