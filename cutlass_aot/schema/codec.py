@@ -584,7 +584,7 @@ def _shared(annotation: Any) -> Codec:
 
 
 SHARED = Form(_shared)
-"""Reads equal data once: many records have such a value in common, which is true and never changed."""
+"""Reads equal data once, as values that many records have in common; they are not None, and never changed."""
 
 AS_FILE = Form(lambda annotation: Codec(annotation.from_bytes, annotation.to_bytes, (bytes,)))
 """Stores a record as the bytes that its ``to_bytes`` gives and its ``from_bytes`` reads."""
