@@ -34,6 +34,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_type_hints
 
+import msgpack
+
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.encoding import MALFORMED, is_digest, shown, without_header
 
@@ -574,6 +576,29 @@ def _as_pairs(annotation: Any) -> Codec:
 
 AS_ROW = Form(lambda annotation: _row(annotation))
 """Stores a record as a list of its fields, as :func:`row` does for all of a class."""
+
+_MOST_SHARED, _MOST_SHARED_BYTES = 4096, 1024
+
+
+def _shared(annotation: Any) -> Codec:
+    codec = codec_of(annotation)
+    kept: dict[bytes, Any] = {}
+
+    def read(data: Any, what: str) -> Any:
+        # Equal bytes are of equal data, also in types: 1 and True are equal, and have different ones.
+        key: bytes = msgpack.packb(data)
+        value = kept.get(key)
+        if value is None:
+            value = codec.read(data, what)
+            if len(kept) < _MOST_SHARED and len(key) <= _MOST_SHARED_BYTES:
+                kept[key] = value
+        return value
+
+    return Codec(read, codec.write, codec.plain)
+
+
+SHARED = Form(_shared)
+"""Reads equal data once, as values that many records have in common; they are not None, and never changed."""
 
 AS_FILE = Form(lambda annotation: Codec(annotation.from_bytes, annotation.to_bytes, (bytes,)))
 """Stores a record as the bytes that its ``to_bytes`` gives and its ``from_bytes`` reads."""

@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +43,21 @@ def open_beneath(root: Path, path: str) -> int:
     cannot lead to a file outside.
     """
     check_relative(path)
-    folder = _open(root, "", os.fspath(root), None, os.O_DIRECTORY)
+    first, *others = path.split("/")
+    # Of a path in one piece, links are followed up to its last component, which is the first below the root.
+    *parents, name = f"{os.fspath(root)}/{first}", *others
+    folder: int | None = None
     try:
-        *parents, name = path.split("/")
         for parent in parents:
             inner = _open(root, path, parent, folder, os.O_DIRECTORY | os.O_NOFOLLOW)
-            os.close(folder)
+            if folder is not None:
+                os.close(folder)
             folder = inner
         # Non-blocking, or opening a FIFO would wait for a writer.
         file = _open(root, path, name, folder, os.O_NOFOLLOW | os.O_NONBLOCK)
     finally:
-        os.close(folder)
+        if folder is not None:
+            os.close(folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise CorruptFile(f"{root / path} is not a regular file: {_FETCH}")
@@ -62,18 +65,23 @@ def open_beneath(root: Path, path: str) -> int:
 
 
 def _open(root: Path, path: str, name: str, folder: int | None, flags: int) -> int:
-    """Open one component of ``path``, or of ``root`` where that is empty."""
+    """Open one component of ``path``, the first of them together with ``root``."""
     try:
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _not_opened(root, path, error) from None
-    # A path with a NUL, or one that the file system's encoding cannot express.
-    except ValueError as error:
-        raise BundleError(f"{os.fspath(root / path)!r} cannot be the path of a file: {error}") from None
 
 
-def _not_opened(root: Path, path: str, error: OSError) -> BundleError | CorruptFile:
+def _not_opened(root: Path, path: str, error: OSError | ValueError) -> BundleError | CorruptFile:
+    if isinstance(error, ValueError) or not not_for_files(error):
+        try:
+            os.close(os.open(root, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY))
+        except (OSError, ValueError) as of_root:
+            error, path = of_root, ""
     where = root / path
+    if isinstance(error, ValueError):
+        # A path with a NUL, or one that the file system's encoding cannot express.
+        return BundleError(f"{os.fspath(where)!r} cannot be the path of a file: {error}")
     if error.errno == errno.ENOENT:
         if not path:
             return BundleError(f"{where}: no such directory: expected a bundle")
@@ -111,24 +119,20 @@ def not_for_files(error: OSError) -> bool:
 
 def read_bounded(root: Path, path: str, limit: int) -> bytes:
     """Read a whole file of a bundle; one of more than ``limit`` bytes is refused."""
-    return b"".join(_blocks(root, path, limit, _WHOLE))
-
-
-def _blocks(root: Path, path: str, limit: int, size: int) -> Iterator[bytes]:
-    """Yield a file of at most ``limit`` bytes in pieces of at most ``size``."""
-    total = 0
-    with os.fdopen(open_beneath(root, path), "rb", buffering=0) as file:
-        while True:
-            try:
-                block = file.read(min(size, limit + 1 - total))
-            except OSError as error:
-                raise BundleError(f"{root / path} cannot be read: {why_unreadable(error)}") from None
-            if not block:
-                return
-            total += len(block)
-            if total > limit:
-                raise CorruptFile(f"{root / path} is larger than the {limit} bytes expected: {_FETCH}")
-            yield block
+    blocks: list[bytes] = []
+    left = limit + 1
+    file = open_beneath(root, path)
+    try:
+        while left and (block := os.read(file, min(left, _WHOLE))):
+            blocks.append(block)
+            left -= len(block)
+    except OSError as error:
+        raise BundleError(f"{root / path} cannot be read: {why_unreadable(error)}") from None
+    finally:
+        os.close(file)
+    if not left:
+        raise CorruptFile(f"{root / path} is larger than the {limit} bytes expected: {_FETCH}")
+    return b"".join(blocks)
 
 
 def read_file(root: Path, reference: FileReference) -> bytes:

@@ -61,10 +61,7 @@ def machine(ordinal: int) -> Machine:
 
 def device_name(ordinal: int) -> str:
     """Model name of a GPU."""
-    device = _device(ordinal)
-    name = ctypes.create_string_buffer(256)
-    _ask("cuDeviceGetName", name, len(name), device)
-    return name.value.decode("utf-8", "replace").strip()
+    return _device_name(os.getpid(), ordinal)
 
 
 def device_memory(ordinal: int) -> int:
@@ -168,6 +165,14 @@ def _facts(process: int, ordinal: int) -> tuple[int, int, int]:
         _attribute(_COMPUTE_CAPABILITY_MINOR, device),
         _attribute(_MULTIPROCESSOR_COUNT, device),
     )
+
+
+@lru_cache(maxsize=64)
+def _device_name(process: int, ordinal: int) -> str:
+    device = _device(ordinal)
+    name = ctypes.create_string_buffer(256)
+    _ask("cuDeviceGetName", name, len(name), device)
+    return name.value.decode("utf-8", "replace").strip()
 
 
 @lru_cache(maxsize=64)

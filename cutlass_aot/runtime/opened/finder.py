@@ -14,7 +14,6 @@ from cutlass_aot.errors import (
     OperandError,
     ParameterError,
 )
-from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
@@ -138,7 +137,7 @@ class Serving:
         if found is None:
             measured = self.known.measured
             made = native_choice.make(
-                native.function(launcher, "cutlass_aot_select"),
+                native_choice.select(launcher),
                 candidates,
                 constants,
                 machine,
@@ -256,6 +255,8 @@ class Finder:
         self.group = directory.group
         self.handles = directory.handles
         self._found: dict[tuple[tuple[str, ...], str | None], Serving] = {}
+        # By the ordinal of a GPU and its compute capability.
+        self._running: dict[tuple[int, tuple[int, int]], tuple[tuple[str, ...], str]] = {}
 
     def find(
         self, computation: Computation, operands: Sequence[Any], target: str | None, gpu: str | None
@@ -423,11 +424,15 @@ class Finder:
         if ordinal < 0:
             return self.targets, f"any target of the bundle ({', '.join(self.targets)})"
         capability = cuda_driver.compute_capability(ordinal)
+        found = self._running.get((ordinal, capability))
+        if found is not None:
+            return found
         where = f"GPU {ordinal} with compute capability {capability[0]}.{capability[1]}"
         running = runnable_targets(self.targets, capability)
         if not running:
             self._directory.require_any(self.targets, ordinal)
-        return tuple(running), where
+        found = self._running[ordinal, capability] = tuple(running), where
+        return found
 
 
 def _is_operand(value: Any) -> bool:

@@ -77,7 +77,7 @@ class Group:
         if self._index is None:
             entry = self.entry
             what = f"{self._root}/{entry.child.path}"
-            index = group_from_bytes(read_file(self._root, entry.child), entry, what)
+            index = group_from_bytes(read_file(self._root, entry.child), entry, what, verified=True)
             if len(index) != entry.kernel_count:
                 raise CorruptFile(
                     f"{what} has {len(index)} kernels, the catalog says {entry.kernel_count}: "

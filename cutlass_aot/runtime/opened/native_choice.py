@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
 from struct import pack
 from typing import Any
 
+from cutlass_aot.runtime.launching import native
+from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -14,6 +17,12 @@ from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
 from cutlass_aot.schema.tuning.ranking import Extents
 
 _GEMM = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
+
+
+@lru_cache(maxsize=16)
+def select(launcher: Library) -> Any:
+    """The launcher's function that :func:`make` takes."""
+    return native.function(launcher, "cutlass_aot_select")
 
 
 def make(

@@ -23,6 +23,7 @@ dynamic scheduler ("clc"), then the name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -211,7 +212,6 @@ class Candidates:
         blocks, active = table.column("blocks"), table.column("active_clusters")
         # Blocks of a cluster to the number of such clusters that run at once, as compiled into some kernels.
         self._known_clusters = {size: count for size, count in zip(blocks, active, strict=True) if count}
-        self._derivations: dict[Machine, Derivation] = {}
         self._derived: dict[Machine, list[Costs]] = {}
 
     @classmethod
@@ -252,18 +252,14 @@ class Candidates:
         traffic, clusters = self.traffic, self.clusters(sm_count)
         return [work(tiling, places(tiling, clusters), extents, traffic) for tiling in self.tilings]
 
-    def clusters(self, sm_count: int) -> dict[int, int]:
+    def clusters(self, sm_count: int) -> Mapping[int, int]:
         """How many clusters run at once, by their size."""
-        sizes = set(self.table.column("blocks"))
-        return {size: clusters_at_once(size, self._known_clusters, sm_count) for size in sizes}
+        sizes = frozenset(self.table.column("blocks"))
+        return _clusters(sizes, tuple(self._known_clusters.items()), sm_count)
 
     def derivation(self, machine: Machine) -> Derivation:
         """How constants of kernels are derived of which nothing was measured."""
-        found = self._derivations.get(machine)
-        if found is None:
-            found = derivation(self.traffic.input_bits, self.target, machine)
-            self._derivations[machine] = found
-        return found
+        return derivation(self.traffic.input_bits, self.target, machine)
 
     def derived(self, machine: Machine) -> list[Costs]:
         """Constants of each kernel of which nothing was measured, in order of ``digests``."""
@@ -283,6 +279,11 @@ def places(tiling: Tiling, clusters: Mapping[int, int]) -> int:
     return min(tiling.active_clusters or at_once, at_once) * tiling.blocks_per_sm
 
 
+@lru_cache(maxsize=256)
+def _clusters(sizes: frozenset[int], known: tuple[tuple[int, int], ...], sm_count: int) -> Mapping[int, int]:
+    return {size: clusters_at_once(size, dict(known), sm_count) for size in sizes}
+
+
 def clusters_at_once(blocks: int, known: Mapping[int, int], sm_count: int) -> int:
     """How many clusters of so many blocks run at once, with one block an SM.
 
@@ -290,13 +291,12 @@ def clusters_at_once(blocks: int, known: Mapping[int, int], sm_count: int) -> in
     and none is used. Clusters are limited by what is known of those that are as large or smaller: two of four
     blocks have to have room where one of eight has.
     """
-    if any(count * size > sm_count for size, count in known.items()):
-        known = {}
-    if blocks in known:
-        return known[blocks]
-    fitting = [int(sm_count * _FILLED.get(blocks, _FILLED_OTHERWISE) / blocks)]
-    fitting += [count // (blocks // size) for size, count in known.items() if blocks % size == 0]
-    return max(1, min(fitting))
+    most = int(sm_count * _FILLED.get(blocks, _FILLED_OTHERWISE) / blocks)
+    if known and all(count * size <= sm_count for size, count in known.items()):
+        if blocks in known:
+            return known[blocks]
+        most = min([most, *(n // (blocks // size) for size, n in known.items() if blocks % size == 0)])
+    return max(1, most)
 
 
 def sort_key(kernel: Kernel, extents: Extents, sm_count: int | None = None) -> SortKey:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from cutlass_aot.errors import KernelNotFound, MisplacedOperand, OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
-from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS
+from cutlass_aot.schema.kernels.constraints import BATCH, LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import (
     OperandDescription,
     Rejected,
     Verdict,
-    extent_names,
     misplaced,
     supports,
     told,
@@ -47,6 +46,8 @@ def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple
         names: of those given by name, which come last in the call. The others take the remaining places in
             order.
     """
+    if not names and len(known) == count:
+        return tuple(range(count))
     strange = [name for name in names if name not in known]
     if len(known) != count or strange:
         expected = ", ".join(known)
@@ -131,6 +132,8 @@ def serving(groups: KeptGroups, query: Query, target: str) -> list[GroupEntry]:
             raise OperandError(
                 f"{len(epilogues)} epilogues take these operands: name one, such as epilogue={epilogues[0]!r}"
             )
+    if len(fitting) == 1:
+        return fitting
     usual = usual_accumulator(_output(fitting[0], query).dtype)
     chosen = min((group.accumulator for group in fitting), key=lambda name: (name != usual, name))
     return sorted((group for group in fitting if group.accumulator == chosen), key=lambda group: group.name)
@@ -187,18 +190,21 @@ def _output(group: GroupEntry, query: Query) -> OperandDescription:
 
 
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
-    """Layout words that fit the operands: where an extent is 1, an operand has more than one layout.
+    """Layout words that fit operands of rank 2 or more: where an extent is 1, one has more than one layout.
 
     So has one without elements whose strides fit none.
     """
     letters = []
     for operand in operands:
-        modes = [mode for mode in LAYOUT_LETTERS if 0 < -mode <= len(operand.shape)]
-        fitting = [mode for mode in modes if operand.strides[mode] == 1 or operand.shape[mode] == 1]
-        if not fitting and 0 in operand.shape:
-            fitting = modes
-        letters.append([LAYOUT_LETTERS[mode] for mode in fitting])
+        shape, strides = operand.shape, operand.strides
+        fitting = [letter for mode, letter in _OF_TENSORS if strides[mode] == 1 or shape[mode] == 1]
+        if not fitting and 0 in shape:
+            fitting = [letter for _, letter in _OF_TENSORS]
+        letters.append(fitting)
     return map("".join, product(*letters))
+
+
+_OF_TENSORS = [(mode, letter) for mode, letter in LAYOUT_LETTERS.items() if mode < 0]
 
 
 def usual_accumulator(dtype: str) -> str:
@@ -226,15 +232,18 @@ def problem_extents(group: GroupEntry, query: Query) -> Extents:
 
 def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
     """The extents of a query by their names in the constraints of a group that serves it, at least 1."""
-    # A batch that no operand of the call has is one of 1.
-    extents = dict.fromkeys(extent_names(group.operands), 1)
+    extents: dict[str, int] = {}
     operands = [query.operands[index] for index in order_for(group, query)]
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
-            names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
-            pairs = zip(names, operand.shape, strict=True)
-            found = (told(name, extent) for name, extent in pairs if isinstance(name, str))
-            extents.update((name, max(extent, 1)) for name, extent in found)
+            missing = len(constraint.extents) - len(operand.shape)
+            if missing:
+                # A batch that no operand of the call has is one of 1.
+                extents.setdefault(BATCH, 1)
+            for name, extent in zip(constraint.extents[missing:], operand.shape, strict=True):
+                if isinstance(name, str):
+                    base, named = (name, extent) if name.isidentifier() else told(name, extent)
+                    extents[base] = named if named > 1 else 1
     return extents
 
 

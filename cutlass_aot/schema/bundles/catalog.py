@@ -28,6 +28,7 @@ from typing import Annotated, Any, NamedTuple
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.codec import (
     AS_MAP,
+    SHARED,
     Check,
     Codec,
     Digest,
@@ -41,7 +42,7 @@ from cutlass_aot.schema.codec import (
     within,
 )
 from cutlass_aot.schema.encoding import decode, encode, seal, shown, unseal
-from cutlass_aot.schema.kernels.constraints import Operands
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, check_operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.versions import release
 
@@ -144,14 +145,14 @@ class GroupEntry(NamedTuple):
 
     name: FileName
     operation: str
-    operands: Operands
+    operands: Annotated[tuple[Annotated[OperandConstraint, SHARED], ...], Check(check_operands)]
     accumulator: str
     epilogue: str
     target: str
     kernel_count: Annotated[int, Key("count")]
     child: FileReference
-    code: FileReference
-    libraries: Annotated[Mapping[str, tuple[FileReference, ...]], Check(_check_libraries)]
+    code: Annotated[FileReference, SHARED]
+    libraries: Annotated[Mapping[str, tuple[FileReference, ...]], SHARED, Check(_check_libraries)]
     rankings: tuple[RankingReference, ...] = ()
     parameters: Annotated[Values, AS_MAP] = NO_VALUES
     requests: FileReference | None = None

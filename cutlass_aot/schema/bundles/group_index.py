@@ -195,6 +195,6 @@ def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:
     return seal(GROUP_KIND, SCHEMA, body)
 
 
-def group_from_bytes(data: bytes, group: GroupEntry, what: str) -> GroupIndex:
-    """Read what :func:`group_to_bytes` gave."""
-    return GroupIndex(group, unseal(data, GROUP_KIND, SCHEMA, what), what)
+def group_from_bytes(data: bytes, group: GroupEntry, what: str, *, verified: bool = False) -> GroupIndex:
+    """Read what :func:`group_to_bytes` gave; ``verified`` as :func:`~.encoding.unseal` has it."""
+    return GroupIndex(group, unseal(data, GROUP_KIND, SCHEMA, what, verified=verified), what)

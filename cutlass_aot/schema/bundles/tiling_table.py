@@ -13,12 +13,8 @@ from cutlass_aot.schema.kernels.tiling import Tiling
 
 _COLUMNS = ("position", *Tiling._fields)
 _WIDTH = len(_COLUMNS)
-_POSITIVE = tuple(
-    _COLUMNS.index(name)
-    for name in (
-        "cluster_m", "cluster_n", "block_m", "block_n", "depth", "split", "blocks", "blocks_per_sm",
-    )
-)  # fmt: skip
+_PLACES = {name: place for place, name in enumerate(_COLUMNS)}
+_POSITIVE = range(_PLACES["cluster_m"], _PLACES["blocks_per_sm"] + 1)
 _MOST = (1 << 32) - 1
 
 
@@ -46,7 +42,7 @@ class TilingTable:
         if len(self._numbers) % _WIDTH or sorted(positions) != list(range(len(positions))):
             raise ValueError(f"the tilings of {len(positions)} kernels are not one row of each")
         if rows and (
-            min(min(self._numbers[column::_WIDTH]) for column in _POSITIVE) < 1
+            any(0 in self._numbers[place::_WIDTH] for place in _POSITIVE)
             or max(self.column("kind")) >= len(self.kinds)
         ):
             raise ValueError("an impossible tiling")
@@ -74,7 +70,7 @@ class TilingTable:
 
     def column(self, name: str) -> Sequence[int]:
         """``position``, or a number of the tilings, of each row."""
-        return self._numbers[_COLUMNS.index(name) :: _WIDTH]
+        return self._numbers[_PLACES[name] :: _WIDTH]
 
     def tilings(self) -> tuple[Tiling, ...]:
         """The tiling of each row."""

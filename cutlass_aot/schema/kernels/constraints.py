@@ -1,7 +1,7 @@
 """Constraints of a kernel on its operands, and layouts of scale factors in memory."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, NamedTuple
 
@@ -235,24 +235,21 @@ class OperandConstraint(NamedTuple):
 
 def _is_extent(extent: str | int) -> bool:
     """Whether it is a number or the canonical text of an extent."""
-    return extent >= 1 if isinstance(extent, int) else str(extent_of(extent)) == extent
+    if isinstance(extent, int):
+        return extent >= 1
+    return extent.isidentifier() or str(extent_of(extent)) == extent
 
 
-def _relations(operands: Iterable[OperandConstraint]) -> set[str]:
-    """The extents that follow from named ones, each once."""
-    names = {extent for operand in operands for extent in operand.extents if operand.extents != ANY_SHAPE}
-    return {name for name in names if isinstance(name, str) and not name.isidentifier()}
-
-
-def _different_widths(operands: Iterable[OperandConstraint]) -> str:
-    """An extent that has other widths in some operands than in others; ``""`` if none has."""
-    known: dict[str, int] = {}
-    for operand in operands:
-        for extent in operand.extents if operand.extents != ANY_SHAPE else ():
-            bits = operand.extent_bits
-            if isinstance(extent, str) and known.setdefault(extent, bits) != bits:
-                return extent
-    return ""
+@lru_cache(maxsize=256)
+def _check_extents(operands: tuple[tuple[tuple[str | int, ...], int], ...]) -> None:
+    """Refuse too many relations, and an extent of two widths; given are the extents and bits of operands."""
+    widths: dict[str, int] = {}
+    for extents, bits in operands:
+        for extent in extents if extents != ANY_SHAPE else ():
+            if isinstance(extent, str) and widths.setdefault(extent, bits) != bits:
+                raise ValueError(f"extent {extent} has 32 bits in one operand and 64 in another")
+    if (count := sum(not extent.isidentifier() for extent in widths)) > MAX_RELATIONS:
+        raise ValueError(f"expected at most {MAX_RELATIONS} relations between extents, got {count}")
 
 
 def check_operands(operands: tuple[OperandConstraint, ...]) -> None:
@@ -264,10 +261,7 @@ def check_operands(operands: tuple[OperandConstraint, ...]) -> None:
     # No operands at all are allowed: a program's kernel has none, as its compiled code checks the arguments.
     if len(operands) > MAX_OPERANDS or len(extents) != len(operands):
         raise ValueError(f"expected at most {MAX_OPERANDS} operands of different names, got {len(operands)}")
-    if (count := len(_relations(operands))) > MAX_RELATIONS:
-        raise ValueError(f"expected at most {MAX_RELATIONS} relations between extents, got {count}")
-    if mixed := _different_widths(operands):
-        raise ValueError(f"extent {mixed} has 32 bits in one operand and 64 in another")
+    _check_extents(tuple((operand.extents, operand.extent_bits) for operand in operands))
     for operand in operands:
         scale = operand.scale
         scaled = extents.get(scale.of, ()) if scale is not None else ()

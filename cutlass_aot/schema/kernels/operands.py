@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -211,14 +212,13 @@ def extent_names(constraints: Iterable[OperandConstraint]) -> list[str]:
 
     A relation such as ``"4 * G"`` has G, also where G stands nowhere alone.
     """
-    extents = (
-        extent
-        for constraint in constraints
-        if constraint.extents != ANY_SHAPE
-        for extent in constraint.extents
-        if isinstance(extent, str)
-    )
-    return list(dict.fromkeys(_relation(extent).name for extent in extents))
+    return list(_extent_names(tuple(constraint.extents for constraint in constraints)))
+
+
+@lru_cache(maxsize=256)
+def _extent_names(shapes: tuple[tuple[str | int, ...], ...]) -> tuple[str, ...]:
+    extents = (extent for shape in shapes if shape != ANY_SHAPE for extent in shape)
+    return tuple(dict.fromkeys(_relation(extent).name for extent in extents if isinstance(extent, str)))
 
 
 def _relation(extent: str) -> Extent:
@@ -282,16 +282,18 @@ def writes_nothing(constraints: Sequence[OperandConstraint], operands: Sequence[
 def supports(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Whether operands satisfy constraints. Extents of 0 do where :func:`writes_nothing`.
 
-    Each check runs over all operands before the next, from what is hardest for a caller to change (dtypes)
-    to what a copy corrects (alignment), so that the first reason is the most useful one.
+    The reason is the first of the checks of :func:`_problem` that any operand fails, from what is hardest for
+    a caller to change (dtypes) to what a copy corrects (alignment): the most useful one.
     """
     if len(constraints) != len(operands):
         return Rejected(f"expected {len(constraints)} operands, got {len(operands)}")
-    for step, check in enumerate((_dtype, _rank, _layout, _extents, _strides, _alignment)):
-        for constraint, operand in zip(constraints, operands, strict=True):
-            problem = check(constraint, operand)
-            if problem:
-                return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", step)
+    nearest: Rejected | None = None
+    for constraint, operand in zip(constraints, operands, strict=True):
+        step, problem = _problem(constraint, operand)
+        if problem and (nearest is None or step < nearest.rank):
+            nearest = Rejected(f"operand `{constraint.name}` is unsupported: {problem}", step)
+    if nearest is not None:
+        return nearest
     for operand in operands:
         if 0 in operand.shape and not writes_nothing(constraints, operands):
             return _without_elements(constraints, operands)
@@ -360,98 +362,109 @@ def _dtype(constraint: OperandConstraint, operand: OperandDescription) -> str:
     return f"expected element type {constraint.dtype}, got {operand.dtype}"
 
 
-def _rank(constraint: OperandConstraint, operand: OperandDescription) -> str:
-    rank = len(constraint.extents)
+def _problem(constraint: OperandConstraint, operand: OperandDescription) -> tuple[int, str]:
+    """The first check that an operand fails, as its number and the problem, which is ``""`` if it fails none.
+
+    The checks of plain tensors, nearly all, are in this function: a first call waits for it.
+    """
+    if operand.dtype != constraint.dtype and (problem := _dtype(constraint, operand)):
+        return 0, problem
+    extents, shape = constraint.extents, operand.shape
+    if not extents or operand.is_number or constraint.scale is not None:
+        return _problem_of_others(constraint, operand)
+    rank = len(shape)
+    if rank != len(extents):
+        full = len(extents)
+        # The batch cannot be missing where it is the contiguous mode.
+        if not constraint.has_batch or rank == full - 1 < -constraint.contiguous:
+            return 1, f"expected rank {full}, got shape {shape}"
+        if rank != full - 1:
+            return 1, f"expected rank {full - 1}, or {full} with the batch first, got shape {shape}"
+        extents = extents[1:]
+    strides, contiguous, divisibility = operand.strides, constraint.contiguous, constraint.divisibility
+    inner = shape[contiguous]
+    if strides[contiguous] != 1 and inner != 1 and 0 not in shape:
+        order = "row-major" if contiguous == -1 else "column-major"
+        return 2, (
+            f"expected {order} ({constraint.layout}), stride 1 in mode {contiguous}, got strides {strides}"
+        )
+    if min(shape) < 0 or max(shape) > constraint.max_extent:
+        return 3, _out_of_bounds(constraint, operand)
+    for mode, name in _not_free(extents):
+        if isinstance(name, int):
+            if shape[mode] != name:
+                return 3, f"expected an extent of {name}, got shape {shape}"
+        elif not _relation(name).is_possible(shape[mode]):
+            return 3, f"expected an extent of {name}, got {shape[mode]} in shape {shape}"
+    if inner % divisibility:
+        return 3, f"expected extent {extents[contiguous]} divisible by {divisibility}, got {inner}"
+    if constraint.multiples:
+        multiples = constraint.multiples[-rank:]
+        for name, extent, multiple in zip(extents, shape, multiples, strict=True):
+            if extent % multiple:
+                return 3, f"expected extent {name} divisible by {multiple}, got {extent}"
+    if 0 in shape:
+        return 5, ""
+    if constraint.compact and (problem := _gaps(operand, contiguous)):
+        return 4, problem
+    bits = DTYPES[constraint.dtype].bits
+    for mode, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
+        if extent == 1 or mode == rank + contiguous:
+            continue
+        if stride < 0 or (stride == 0 and constraint.written):
+            return 4, f"expected positive strides, got {strides}"
+        if stride % divisibility:
+            return 4, f"expected strides divisible by {divisibility}, got {strides}"
+        if stride * bits > MAX_STRIDE_BYTES * 8:
+            return 4, f"expected strides up to {MAX_STRIDE_BYTES} bytes, got {strides}"
+        if extent * stride > MAX_REACH - divisibility:
+            return 4, f"expected an operand within 2^63 elements, got {shape} by {strides}"
+    return 5, _misaligned(constraint, operand)
+
+
+def _problem_of_others(constraint: OperandConstraint, operand: OperandDescription) -> tuple[int, str]:
+    """:func:`_problem` where a number or scale factors are expected, or a number is given."""
     if constraint.scale is not None:
-        return "expected a tensor of scale factors, got a number" if operand.is_number else ""
-    if operand.is_number and not constraint.is_number:
-        return f"expected a tensor of rank {rank}, got a number"
-    if constraint.is_number:
-        return "" if operand.is_number else f"expected a number, got a tensor of shape {operand.shape}"
-    if len(operand.shape) == rank or (constraint.has_batch and len(operand.shape) == rank - 1):
-        return ""
-    if constraint.has_batch:
-        return f"expected rank {rank - 1}, or {rank} with the batch first, got shape {operand.shape}"
-    return f"expected rank {rank}, got shape {operand.shape}"
+        if operand.is_number:
+            return 1, "expected a tensor of scale factors, got a number"
+    elif not constraint.is_number:
+        return 1, f"expected a tensor of rank {len(constraint.extents)}, got a number"
+    elif not operand.is_number:
+        return 1, f"expected a number, got a tensor of shape {operand.shape}"
+    if problem := _out_of_bounds(constraint, operand):
+        return 3, problem
+    if operand.shape and 0 not in operand.shape and (problem := _gaps(operand, -1)):
+        return 4, problem
+    return 5, _misaligned(constraint, operand)
 
 
-def _layout(constraint: OperandConstraint, operand: OperandDescription) -> str:
-    if operand.is_number or constraint.scale is not None or 0 in operand.shape:
-        return ""
-    stride = operand.strides[constraint.contiguous]
-    if stride == 1 or operand.shape[constraint.contiguous] == 1:
-        return ""
-    order = "row-major" if constraint.contiguous == -1 else "column-major"
-    return (
-        f"expected {order} ({constraint.layout}), stride 1 in mode {constraint.contiguous}, "
-        f"got strides {operand.strides}"
+@lru_cache(maxsize=256)
+def _not_free(extents: tuple[str | int, ...]) -> tuple[tuple[int, str | int], ...]:
+    """The fixed extents and those that follow from others, each with its mode."""
+    return tuple(
+        (mode, name) for mode, name in enumerate(extents) if isinstance(name, int) or not name.isidentifier()
     )
 
 
-def _extents(constraint: OperandConstraint, operand: OperandDescription) -> str:
+def _out_of_bounds(constraint: OperandConstraint, operand: OperandDescription) -> str:
+    most = constraint.max_extent
     for extent in operand.shape:
         if extent < 0:
             return f"expected extents of at least 0, got shape {operand.shape}"
-        if extent > constraint.max_extent:
-            return f"expected extents up to {constraint.max_extent}, got shape {operand.shape}"
-    if operand.is_number or constraint.scale is not None:
-        return ""
-    for name, extent in zip(_present(constraint, operand), operand.shape, strict=True):
-        if isinstance(name, int):
-            if extent != name:
-                return f"expected an extent of {name}, got shape {operand.shape}"
-        elif not name.isidentifier() and not _relation(name).is_possible(extent):
-            return f"expected an extent of {name}, got {extent} in shape {operand.shape}"
-    extent = operand.shape[constraint.contiguous]
-    if extent % constraint.divisibility:
-        return (
-            f"expected extent {constraint.extents[constraint.contiguous]} divisible by "
-            f"{constraint.divisibility}, got {extent}"
-        )
-    if constraint.multiples:
-        multiples = constraint.multiples[len(constraint.multiples) - len(operand.shape) :]
-        for name, extent, multiple in zip(
-            _present(constraint, operand), operand.shape, multiples, strict=True
-        ):
-            if extent % multiple:
-                return f"expected extent {name} divisible by {multiple}, got {extent}"
+        if extent > most:
+            return f"expected extents up to {most}, got shape {operand.shape}"
     return ""
 
 
-def _present(constraint: OperandConstraint, operand: OperandDescription) -> tuple[str | int, ...]:
-    """Names of the operand's extents: all, or all but the batch."""
-    return constraint.extents[len(constraint.extents) - len(operand.shape) :]
-
-
-def _strides(constraint: OperandConstraint, operand: OperandDescription) -> str:
-    rank = len(operand.shape)
-    if operand.is_number or 0 in operand.shape:
-        return ""
-    bits = DTYPES[constraint.dtype].bits
-    if rank and (constraint.compact or constraint.scale is not None):
-        compact = compact_strides(
-            operand.shape, -1 if constraint.scale is not None else constraint.contiguous
-        )
-        modes = zip(operand.shape, operand.strides, compact, strict=True)
-        if any(extent != 1 and stride != step for extent, stride, step in modes):
-            return f"expected a compact tensor, with strides {compact}, got {operand.strides}"
-    if constraint.scale is not None:
-        return ""
-    for mode, (extent, stride) in enumerate(zip(operand.shape, operand.strides, strict=True)):
-        if extent == 1 or mode == rank + constraint.contiguous:
-            continue
-        if stride < 0 or (stride == 0 and constraint.written):
-            return f"expected positive strides, got {operand.strides}"
-        if stride % constraint.divisibility:
-            return f"expected strides divisible by {constraint.divisibility}, got {operand.strides}"
-        if stride * bits > MAX_STRIDE_BYTES * 8:
-            return f"expected strides up to {MAX_STRIDE_BYTES} bytes, got {operand.strides}"
-        if extent * stride > MAX_REACH - constraint.divisibility:
-            return f"expected an operand within 2^63 elements, got {operand.shape} by {operand.strides}"
+def _gaps(operand: OperandDescription, contiguous: int) -> str:
+    compact = compact_strides(operand.shape, contiguous)
+    modes = zip(operand.shape, operand.strides, compact, strict=True)
+    if any(extent != 1 and stride != step for extent, stride, step in modes):
+        return f"expected a compact tensor, with strides {compact}, got {operand.strides}"
     return ""
 
 
-def _alignment(constraint: OperandConstraint, operand: OperandDescription) -> str:
+def _misaligned(constraint: OperandConstraint, operand: OperandDescription) -> str:
     off = 0 if 0 in operand.shape else operand.address % constraint.alignment
     return f"expected data aligned to {constraint.alignment} bytes, got {off} bytes off" if off else ""
 
@@ -463,20 +476,22 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
         return Rejected(problem, _AGREEMENT)
     extents: dict[str, tuple[int, str, str]] = {}
     for constraint, operand in zip(constraints, operands, strict=True):
-        if constraint.has_batch and len(operand.shape) < len(constraint.extents):
+        names = constraint.extents
+        if len(operand.shape) < len(names) and names[0] == BATCH:
             # A batch that is not there is 1, also for what follows from it.
             extents[BATCH] = (1, constraint.name, BATCH)
-    shapes: dict[str, dict[str | int, int]] = {}
+    scaling = []
     batched: tuple[str, int] | None = None
     first: tuple[str, int | None] | None = None
     for constraint, operand in zip(constraints, operands, strict=True):
         if operand.is_number:
             continue
-        missing = len(constraint.extents) - len(operand.shape)
-        if constraint.has_batch:
+        names = constraint.extents
+        missing = len(names) - len(operand.shape)
+        if names and names[0] == BATCH:
             batched = batched or (constraint.name, missing)
             if missing != batched[1]:
-                rank = len(constraint.extents) - batched[1]
+                rank = len(names) - batched[1]
                 return Rejected(
                     f"operand `{constraint.name}` is unsupported: expected rank {rank} "
                     f"as `{batched[0]}` has, got shape {operand.shape}",
@@ -490,13 +505,12 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
                 _AGREEMENT,
             )
         if constraint.scale is not None:
+            scaling.append((constraint, constraint.scale, operand))
             continue
-        names = _present(constraint, operand)
-        shapes[constraint.name] = dict(zip(names, operand.shape, strict=True))
-        for name, extent in zip(names, operand.shape, strict=True):
+        for name, extent in zip(names[missing:], operand.shape, strict=True):
             if isinstance(name, int):
                 continue
-            base, named = told(name, extent)
+            base, named = (name, extent) if name.isidentifier() else told(name, extent)
             known, owner, there = extents.setdefault(base, (named, constraint.name, name))
             if known != named:
                 why = f" as `{owner}` has"
@@ -507,9 +521,9 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
                     f"{_relation(name).of(known)}{why}, got {extent}",
                     _AGREEMENT + 1,
                 )
-    for constraint, operand in zip(constraints, operands, strict=True):
-        problem = _scale_count(constraint, operand, shapes)
-        if problem:
+    for constraint, scale, operand in scaling:
+        shape = _shape_of(scale.of, constraints, operands)
+        if problem := _scale_count(constraint.dtype, scale, operand, shape):
             return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", _AGREEMENT + 1)
     return ACCEPTED
 
@@ -518,14 +532,20 @@ def _place(device: int | None) -> str:
     return "no device" if device is None else f"GPU {device}"
 
 
+def _shape_of(
+    name: str, constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]
+) -> dict[str | int, int]:
+    """The extents of one operand by their names."""
+    found = zip(constraints, operands, strict=True)
+    constraint, operand = next(pair for pair in found if pair[0].name == name)
+    missing = len(constraint.extents) - len(operand.shape)
+    return dict(zip(constraint.extents[missing:], operand.shape, strict=True))
+
+
 def _scale_count(
-    constraint: OperandConstraint, operand: OperandDescription, shapes: Mapping[str, Mapping[str | int, int]]
+    dtype: str, scale: Scale, operand: OperandDescription, shape: Mapping[str | int, int]
 ) -> str:
-    scale = constraint.scale
-    if scale is None:
-        return ""
-    shape = shapes[scale.of]
-    for name, multiple in scale.multiples(tuple(shape), constraint.dtype).items():
+    for name, multiple in scale.multiples(tuple(shape), dtype).items():
         if shape[name] % multiple:
             return f"expected extent {name} of `{scale.of}` divisible by {multiple}, got {shape[name]}"
     expected, found = _factors(scale, shape), prod(operand.shape)

@@ -118,8 +118,9 @@ class Traffic(NamedTuple):
         """The traffic of a kernel's operands."""
         found: dict[tuple[str | int, ...], float] = {("M", "K"): 0, ("K", "N"): 0, ("M", "N"): 0}
         for operand in operands:
-            if operand.scale is None and operand.extents[-2:] in found:
-                found[operand.extents[-2:]] += DTYPES[operand.dtype].bits / 8
+            matrix = operand.extents[-2:]
+            if matrix in found and operand.scale is None:
+                found[matrix] += DTYPES[operand.dtype].bits / 8
         bits = DTYPES[operands[0].dtype].bits if operands and not operands[0].is_none else 16
         return cls(found["M", "K"], found["K", "N"], found["M", "N"], bits)
 

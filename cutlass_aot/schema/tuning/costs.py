@@ -6,6 +6,7 @@ regression of a fit, or, where nothing was measured, derived from the design and
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import exp, log
 from typing import Annotated, Any, NamedTuple
 
@@ -146,6 +147,7 @@ class Derivation(NamedTuple):
         return Costs(launch, self.shared_tile if tiling.split > 1 else tile, step, *others)
 
 
+@lru_cache(maxsize=64)
 def derivation(input_bits: int, target: str, machine: Machine) -> Derivation:
     """How constants are derived for kernels of a target, of which nothing was measured.
 

@@ -6,6 +6,7 @@ kernel of the group.
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from math import inf
 from typing import Any, NamedTuple
 
@@ -106,7 +107,7 @@ def problem_of(operands: Sequence[OperandConstraint], extents: Mapping[str, int]
     1.
     """
     if Traffic.of(operands).of_gemm:
-        return Extents(*(extents.get(name, 1) for name in GEMM_NAMES))
+        return Extents(*map(extents.get, GEMM_NAMES, repeat(1)))
     return OwnExtents.of({name: extents[name] for name in extent_names(operands)})
 
 

@@ -21,6 +21,7 @@ from cutlass_aot.schema.codec import (
     AS_PAIRS,
     AS_ROW,
     OMIT,
+    SHARED,
     Check,
     Digest,
     Key,
@@ -343,3 +344,23 @@ def test_a_check_may_refuse_in_words_of_its_own() -> None:
 
     with pytest.raises(CorruptFile, match=r"^words of its own$"):
         codec_of(Annotated[str, Check(refuse)]).read("x", "it")
+
+
+class Sharing(NamedTuple):
+    point: Annotated[Point, SHARED]
+
+
+def test_equal_values_that_are_shared_are_read_once() -> None:
+    one, other, third = (
+        from_plain(Sharing, to_plain(Sharing(Point(x, 2.5))), "it") for x in (2**40, 2**40, 2**41)
+    )
+    assert one == other == Sharing(Point(2**40, 2.5))
+    assert one.point is other.point
+    assert third.point == Point(2**41, 2.5)
+
+
+def test_what_is_shared_is_as_strict_as_all_else() -> None:
+    assert from_plain(Sharing, {"point": [1, 2]}, "it").point == Point(1, 2)
+    for strange in ([True, 2], [1.0, 2], [1, 20], [1], None):
+        with pytest.raises(CorruptFile, match=r"it is malformed: point"):
+            from_plain(Sharing, {"point": strange}, "it")

@@ -63,6 +63,15 @@ def test_a_sealed_file_with_one_byte_changed_is_refused(data):
         assert unseal(bytes(changed), "thing", 1, "test") == {"never": "equal"}
 
 
+def test_the_digest_of_data_that_were_verified_is_not_computed_again():
+    sealed = seal("thing", 1, [1, 2, 3])
+    assert unseal(sealed, "thing", 1, "test", verified=True) == [1, 2, 3]
+    changed = sealed.replace(b"\x93\x01\x02\x03", b"\x93\x01\x02\x04")
+    with pytest.raises(CorruptFile, match="does not match its own digest"):
+        unseal(changed, "thing", 1, "test")
+    assert unseal(changed, "thing", 1, "test", verified=True) == [1, 2, 4]
+
+
 @given(st.integers(0, 60))
 def test_a_truncated_file_is_refused(cut):
     sealed = seal("thing", 1, [1, 2, 3])

@@ -191,3 +191,10 @@ def test_what_follows_from_a_batch_that_is_not_there_follows_from_one() -> None:
     assert supports(constraints, [describe((4, 5), "f32"), describe((2, 5), "f32")])
     assert [one.shape for one in packed(constraints, {"M": 5})] == [(2, 5), (5,)]
     assert [one.shape for one in packed(constraints, {"M": 5, "L": 3})] == [(6, 5), (3, 5)]
+
+
+def test_a_batch_that_is_contiguous_cannot_be_missing() -> None:
+    constraint = OperandConstraint("a", "f16", ("L", "M"), -2, 1, 1)
+    assert supports([constraint], [describe((4, 3), "f16", strides=(1, 4))])
+    verdict = supports([constraint], [describe((3,), "f16")])
+    assert verdict.reason == "operand `a` is unsupported: expected rank 2, got shape (3,)"
