@@ -71,7 +71,9 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
         if name == "m":
             continue
         if not isinstance(table, Mapping):
-            raise ManifestError(f"{what}: unknown key `{name}`: expected `m`, and tables with `nk`")
+            raise ManifestError(
+                f"{what}: unknown key `{name}`: expected `m`, and tables with `nk` or with extents by name"
+            )
         if table and not {*table} & {*_KEYS} and all(map(_is_extents, table.values())):
             for problem in _own(table, name, what, MAX_PROBLEMS - len(own)):
                 own.setdefault(tuple(sorted(problem.items())), problem)
