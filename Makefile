@@ -43,17 +43,22 @@ bench: bundle
 	$(BIN)/python -m tools.bench.size --store build/bench -o build/bench-size.json
 
 # Builders killed at random points on a store that is damaged meanwhile: 200 kills, 20 minutes on two cores. First,
-# registries that answer slowly, for ever, or lead elsewhere: a minute.
+# registries that answer slowly, for ever, or lead elsewhere, a minute, and what other users and killed builders leave,
+# two minutes.
 torture: $(VENV)/.installed
 	$(BIN)/python -m tools.torture.registry
+	$(BIN)/python -m tools.torture.neighbours
 	$(BIN)/python -m tools.torture.torture
 
 # A million damaged files for the readers of files: some fifteen minutes on two cores. First, the native sources under
-# sanitizers, a minute, and small files that are much when they are unpacked or listed. docs/results/fuzz-results.md
+# sanitizers, a minute, small files that are much when they are unpacked or listed, and wheels that say one thing to one
+# installer and another to the next, five minutes, for which 18 releases of installers are fetched from the package
+# index. docs/results/fuzz-results.md, docs/results/installers.md
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tools.fuzz.native
 	$(BIN)/cutlass-aot build manifests/smoke.toml
 	$(BIN)/python -m tools.fuzz.expansion build/bundles/smoke
+	$(BIN)/python -m tools.check.installers build/bundles/smoke
 	$(BIN)/python -m tools.fuzz.readers build/bundles/smoke
 
 # A registry for the tests of bundle push and pull: Debian's; needs no root. `make test` does without where it

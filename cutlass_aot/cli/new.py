@@ -150,13 +150,12 @@ def _renamed(text: str, kind: str, name: str) -> str:
     """A template's text with another kernel's name, in each of the forms that it has there."""
     example = _EXAMPLES[kind]
     # Bundles of generators, and distributions, are called with dashes.
-    forms = [(f"{_dashed(example)}-kernels", f"{_dashed(name)}-kernels")]
+    forms = {f"{_dashed(example)}-kernels": f"{_dashed(name)}-kernels"}
     if _dashed(example) != example:
-        forms.append((_dashed(example), _dashed(name)))
-    forms += [(_as_class(example), _as_class(name)), (example, name)]
-    for old, new in forms:
-        text = text.replace(old, new)
-    return text
+        forms[_dashed(example)] = _dashed(name)
+    forms |= {_as_class(example): _as_class(name), example: name}
+    # At once: the name may contain the example's, as saxpy does.
+    return re.sub("|".join(map(re.escape, forms)), lambda match: forms[match[0]], text)
 
 
 def _dashed(name: str) -> str:

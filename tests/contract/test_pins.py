@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tests.support.paths import REPOSITORY
-from tools.check.hashes import NOT_HASHED, is_taken, releases
+from tools.check.hashes import NOT_HASHED, Release, is_taken, releases, without_a_file
 from tools.check.lower_bounds import CASES, requirements, tables
 
 CONSTRAINTS = releases((REPOSITORY / "constraints.txt").read_text())
@@ -93,3 +93,32 @@ def test_every_lower_bound_is_a_release_that_was_tested(table: str) -> None:
 )
 def test_files_that_pip_may_take_are_hashed(name: str, taken: bool) -> None:
     assert is_taken(name) is taken
+
+
+@pytest.mark.parametrize(
+    ("names", "marker", "lacking"),
+    [
+        (["x-1.tar.gz"], "", []),
+        (["x-1-py3-none-any.whl"], "", []),
+        (["x-1-cp38-abi3-manylinux_2_28_x86_64.whl", "x-1-cp38-abi3-manylinux_2_28_aarch64.whl"], "", []),
+        (["x-1-cp312-abi3-manylinux_2_28_x86_64.whl", "x-1-cp312-abi3-manylinux_2_28_aarch64.whl"],
+         "", [f"3.{minor} on {machine}" for minor in (10, 11) for machine in ("x86_64", "aarch64")]),
+        ([f"x-1-cp3{minor}-cp3{minor}-linux_{machine}.whl"
+          for minor in range(11, 15) for machine in ("x86_64", "aarch64")],
+         "", ["3.10 on x86_64", "3.10 on aarch64"]),
+        ([f"x-1-cp3{minor}-cp3{minor}-linux_{machine}.whl"
+          for minor in range(11, 15) for machine in ("x86_64", "aarch64")],
+         'python_version >= "3.11"', []),
+        (["x-1-py2-none-any.whl", "x-2.tar.gz", "x-1-cp310-cp310-musllinux_1_2_x86_64.whl"],
+         'python_version < "3.11"', ["3.10 on x86_64", "3.10 on aarch64"]),
+    ],
+)  # fmt: skip
+def test_a_release_that_a_python_has_no_file_of_needs_a_marker(
+    names: list[str], marker: str, lacking: list[str]
+) -> None:
+    assert without_a_file(Release("x", "1", marker), [{"filename": name} for name in names]) == lacking
+
+
+def test_a_file_may_ask_for_a_newer_python() -> None:
+    file = {"filename": "x-1.tar.gz", "requires-python": ">=3.11.5"}
+    assert without_a_file(Release("x", "1", ""), [file]) == ["3.10 on x86_64", "3.10 on aarch64"]

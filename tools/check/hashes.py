@@ -2,7 +2,8 @@
 
 ``python -m tools.check.hashes`` asks the package index that pip has by default, or that of ``--index``, and
 writes the same bytes for the same constraints. A file counts that Linux on x86_64 or aarch64 could take, with
-Python 3.10 or newer, source archives among them. ``--check`` compares, and exits with 1 if it is another.
+Python 3.10 or newer, source archives among them. A release that one of the Pythons has no file of is refused:
+it needs a marker. ``--check`` compares, and exits with 1 if it is another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.tags import Tag
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -31,6 +34,9 @@ CONSTRAINTS = ROOT / "constraints.txt"
 HASHES = ROOT / "hashes.txt"
 NOT_HASHED = frozenset({"torch"})
 """Of which there are several builds of one release (CPU alone, each CUDA), from several indexes."""
+
+PYTHONS = (10, 11, 12, 13, 14)
+"""Minor versions of the Pythons that can install all of it."""
 
 _HEADER = """\
 # What constraints.txt pins, with the SHA-256 of each file that pip may take of it on Linux, x86_64 or
@@ -91,15 +97,50 @@ def _runs(platform: str) -> bool:
     )
 
 
+def without_a_file(release: Release, files: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The Pythons that a release is pinned for and has no file for, such as ``3.10 on aarch64``."""
+    files = [file for file in files if _version(str(file["filename"])) == Version(release.version)]
+    marker = Requirement(str(release)).marker
+    return [
+        f"3.{minor} on {machine}"
+        for minor in PYTHONS
+        if marker is None or marker.evaluate({"python_version": f"3.{minor}"})
+        for machine in ("x86_64", "aarch64")
+        if not any(_serves(file, minor, machine) for file in files)
+    ]
+
+
+def _serves(file: Mapping[str, Any], minor: int, machine: str) -> bool:
+    # The last release of a Python: files may ask for more than its first.
+    if not SpecifierSet(str(file.get("requires-python") or "")).contains(f"3.{minor}.99"):
+        return False
+    try:
+        *_, tags = parse_wheel_filename(str(file["filename"]))
+    except InvalidWheelFilename:
+        return is_taken(str(file["filename"]))
+    return any(_serves_tag(tag, minor, machine) for tag in tags)
+
+
+def _serves_tag(tag: Tag, minor: int, machine: str) -> bool:
+    match = re.fullmatch(r"(cp|py)3(\d*)", tag.interpreter)
+    if match is None or not _runs(tag.platform) or tag.platform.startswith("musllinux"):
+        return False
+    least = int(match[2] or 0)
+    newer = tag.abi == "abi3" or (tag.abi == "none" and match[1] == "py")
+    own = least == minor and tag.abi in (f"cp3{minor}", "none")
+    return (own or (newer and least <= minor)) and (tag.platform == "any" or tag.platform.endswith(machine))
+
+
 def hashes(release: Release, files: Iterable[Mapping[str, Any]]) -> list[str]:
-    """SHA-256 of the files of a pinned release, sorted; LookupError if there are none."""
+    """SHA-256 of the files of a pinned release, sorted; LookupError if there are too few."""
+    files = list(files)
+    if lacking := without_a_file(release, files):
+        raise LookupError(f"the index has no file of {release} for Python {', '.join(lacking)}")
     found = set()
     for file in files:
         name = str(file["filename"])
         if _version(name) == Version(release.version) and is_taken(name):
             found.add(str(file["hashes"]["sha256"]))
-    if not found:
-        raise LookupError(f"the index has no file of {release}")
     return sorted(found)
 
 

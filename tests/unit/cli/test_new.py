@@ -44,6 +44,25 @@ def test_another_name_stands_everywhere(tmp_path: Path, kind: str, name: str) ->
     assert (table.generator, table.operation) == (name, name)
 
 
+@pytest.mark.parametrize(("kind", "own"), [("kernel", "axpy"), ("generator", "scale_add")])
+@pytest.mark.parametrize("form", ["s{}", "{}2", "my_{}", "{0}_{0}"])
+def test_a_name_that_contains_the_examples_stands_there_once(
+    tmp_path: Path, kind: str, own: str, form: str
+) -> None:
+    name = form.format(own)
+    write_package(kind, name, tmp_path / "made")
+    write_package(kind, "soft_cap", tmp_path / "other")
+    project = load_toml(tmp_path / "made" / "pyproject.toml")["project"]
+    assert project["name"] == f"{name.replace('_', '-')}-kernels"
+    (location,) = project["entry-points"]["cutlass_aot.generators"].values()
+    assert (tmp_path / "made" / location.partition(".")[0] / "__init__.py").exists()
+    for path in (tmp_path / "other").rglob("*.py"):
+        made = tmp_path / "made" / path.relative_to(tmp_path / "other").as_posix().replace("soft_cap", name)
+        text = path.read_text().replace("soft_cap", name).replace("soft-cap", name.replace("_", "-"))
+        as_class = "".join(word.capitalize() for word in name.split("_"))
+        assert made.read_text() == text.replace("SoftCap", as_class)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

@@ -92,7 +92,7 @@ def test_what_is_taken_otherwise_is_noted():
         ("m = [true]\n[a]\nnk = [[8, 8]]\n", "`m[0]` has True: expected a number from 1 to"),
         ("m = [1.5]\n[a]\nnk = [[8, 8]]\n", "`m[0]` has 1.5: expected a number from 1 to"),
         ("m = [9223372036854775808]\n[a]\nnk = [[8, 8]]\n", "expected a number from 1 to"),
-        ("m = [1]\nn = [8]\n", "unknown key `n`: expected `m`, and tables with `nk`"),
+        ("m = [1]\nn = [8]\n", "unknown key `n`: expected `m`, and tables with `nk` or with extents by name"),
         ("m = [1]\n[a]\nnk = [[8, 8]]\nbatches = 2\n", "unknown key `a.batches`: expected one of `batch`"),
         ("m = [1]\n[a]\nnk = [[8, 8], [8]]\n", "`a.nk[1]` is [8]: expected [n, k]"),
         ("m = [1]\n[a]\nnk = [8, 8]\n", "`a.nk[0]` is 8: expected [n, k]"),
