@@ -1,4 +1,7 @@
-"""Launch what was built. It needs a GPU, torch and cutlass-aot; no DSL."""
+"""Launch what was built. It needs a GPU, torch, cutlass-aot and axpy_kernels; no DSL.
+
+Where the bundle's wheel is installed: ``cutlass_aot.open_installed("axpy")``.
+"""
 
 import torch
 from axpy_kernels.declared import axpy
