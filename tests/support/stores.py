@@ -22,7 +22,7 @@ def files(store: Store) -> list[str]:
 def age(path: Path, *, hours: float) -> None:
     """Have a file look as if it had last been used so long ago."""
     moment = time.time() - hours * 3600
-    os.utime(path, (moment, moment))
+    os.utime(path, (moment, moment), follow_symlinks=False)
 
 
 def age_all(store: Store, *, hours: float) -> None:

@@ -183,12 +183,8 @@ class _Collection:
             path = Path(entry.path)
             if not entry.name.startswith(".") and is_there(path) and not self._is_recent(path):
                 yield from self._remove("build state", path)
-        kinds = [Path(kind.path) for kind in entries(root / RECORDS)]
-        found = [*entries(root), *entries(root / ROOTS), *entries(root / BUILD_STATE)]
-        found += [entry for folder in (root / BLOBS, root / LOGS, *kinds) for entry in tree(folder)]
-        for entry in found:
-            path = Path(entry.path)
-            if entry.name.startswith(NEW) and entry.is_file() and _modified(path) < self._grace:
+        for path in self._unfinished():
+            if _modified(path) < self._grace:
                 yield from self._remove("temporary", path)
         for entry in entries(root / LOCKS):
             path = Path(entry.path)
@@ -197,6 +193,16 @@ class _Collection:
                 with contextlib.suppress(FileNotFoundError):
                     if lock.try_acquire(create=False):
                         lock.release()
+
+    def _unfinished(self) -> list[Path]:
+        """What has the name of a file that is not whole, whatever it is: nobody sets that aside."""
+        root = self._store.root
+        folders = [root, root / ROOTS, root / BUILD_STATE]
+        for parent in (root / BLOBS, root / LOGS, *(Path(kind.path) for kind in entries(root / RECORDS))):
+            inner = [entry for entry in entries(parent) if entry.is_dir(follow_symlinks=False)]
+            folders += [parent, *(Path(entry.path) for entry in inner if not entry.name.startswith(NEW))]
+        found = [entry for folder in folders for entry in entries(folder)]
+        return [Path(entry.path) for entry in found if entry.name.startswith(NEW)]
 
     def _is_recent(self, path: Path) -> bool:
         return _modified(path) >= self._horizon

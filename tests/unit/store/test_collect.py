@@ -22,6 +22,7 @@ from cutlass_aot.store.maintenance.collect import GRACE, collect
 from cutlass_aot.store.roots import drop_root, roots, set_root
 from cutlass_aot.store.store import TOUCH_AFTER, Store
 from tests.support.stores import KEY, age, age_all, files, together
+from tools.torture.other_files import KINDS, put
 
 
 @pytest.fixture
@@ -202,6 +203,22 @@ def test_what_lies_about_goes(store):
         f"records/failure/cd/{failure}",
     ]
     store.unlock(failure)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unfinished_files_go_whatever_they_have_become(store, kind):
+    folders = ("", "blobs/sha256", "blobs/sha256/ab", "records/kernel/ab", "roots", "logs/ab", "build_state")
+    paths = [store.root / folder / ".new-half" for folder in folders]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put(kind, path)
+    assert collect(store) == []
+    for path in paths:
+        age(path, hours=1000)
+    assert sorted(item.path for item in collect(store)) == sorted(
+        str(path.relative_to(store.root)) for path in paths
+    )
+    assert not list(store.root.rglob(".new-*"))
 
 
 def test_a_damaged_root_stops_the_collection(store):
