@@ -188,7 +188,12 @@ class _Collection:
                 yield from self._remove("temporary", path)
         for entry in entries(root / LOCKS):
             path = Path(entry.path)
-            if self._own is not None and is_there(path) and _modified(path) < self._grace:
+            if _modified(path) >= self._grace:
+                continue
+            if not is_there(path):
+                # Not a lock: whoever wants its name sets it aside, but nobody may want it again.
+                yield from self._remove("temporary", path)
+            elif self._own is not None:
                 lock = Lock(path)
                 with contextlib.suppress(FileNotFoundError):
                     if lock.try_acquire(create=False):

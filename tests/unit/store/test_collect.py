@@ -206,9 +206,10 @@ def test_what_lies_about_goes(store):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unfinished_files_go_whatever_they_have_become(store, kind):
+def test_unfinished_files_and_locks_go_whatever_they_have_become(store, kind):
     folders = ("", "blobs/sha256", "blobs/sha256/ab", "records/kernel/ab", "roots", "logs/ab", "build_state")
     paths = [store.root / folder / ".new-half" for folder in folders]
+    paths.append(store.root / "locks" / f"{KEY}.lock")
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         put(kind, path)
@@ -218,7 +219,7 @@ def test_unfinished_files_go_whatever_they_have_become(store, kind):
     assert sorted(item.path for item in collect(store)) == sorted(
         str(path.relative_to(store.root)) for path in paths
     )
-    assert not list(store.root.rglob(".new-*"))
+    assert not any(path.is_symlink() or path.exists() for path in paths)
 
 
 def test_a_damaged_root_stops_the_collection(store):
