@@ -337,8 +337,8 @@ def test_relations_between_extents_are_checked_as_in_python(native: Native, **ex
 QUOTIENTS = (
     OperandConstraint("a_scale", "f32", ("L", "M", "K / 128"), -2, 1, 4),
     OperandConstraint("a", "f8e4m3", ("L", "M", "K"), -1, 1, 1),
-    OperandConstraint("pairs", "i32", ("L", "2 * P + 1"), -1, 1, 4),
     OperandConstraint("blocks", "i32", ("K / 3", "P / 2", "L / 4"), -1, 1, 4),
+    OperandConstraint("pairs", "i32", ("L", "2 * P + 1"), -1, 1, 4),
     OperandConstraint("out", "bf16", ("L", "M"), -1, 1, 2, written=True),
 )
 
@@ -352,8 +352,8 @@ def quotients(
     return (
         describe((*lead, m, scales), "f32", strides=steps, **where),
         describe((*lead, m, k), "f8e4m3", **where),
-        describe((*lead, pairs), "i32", **where),
         describe(blocks, "i32", **where),
+        describe((*lead, pairs), "i32", **where),
         describe((*lead, m), "bf16", **where),
     )
 
