@@ -209,6 +209,7 @@ static int64_t named_extent(const struct place *place, int64_t extent) {
   return rest / place->factor;
 }
 
+/* Whether one X gives both extents. */
 static int is_related(const struct relation *relation, int64_t extent, int64_t base) {
   int64_t named = named_extent(&relation->base, base), divisor = -relation->extent.factor;
   if (named < 0) return 0;
