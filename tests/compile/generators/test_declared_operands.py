@@ -15,6 +15,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.errors import DeviceError, OperandError
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from tests.support.bundles import ClaimsCuda
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("an_h200_without_a_driver")]
@@ -27,21 +28,25 @@ import cutlass.cute as cute
 
 @cute.kernel
 def add_kernel(
-    q: cute.Tensor, k: cute.Tensor, starts: cute.Tensor, bias: cute.Tensor, out: cute.Tensor,
-    shift: cutlass.Int64, factor: cutlass.Float64, count: cutlass.Int32,
+    q: cute.Tensor, k: cute.Tensor, starts: cute.Tensor, bias: cute.Tensor, pairs: cute.Tensor,
+    out: cute.Tensor, shift: cutlass.Int64, factor: cutlass.Float64, count: cutlass.Int32,
 ):
     thread, _, _ = cute.arch.thread_idx()
     head, batch, _ = cute.arch.block_idx()
     if thread < 64:
         found = q[batch, head, thread] + k[batch, head // 4, thread] + cutlass.Float32(factor)
+        found += pairs[batch // 2, head // 12]
         if cutlass.const_expr(bias is not None):
             found += bias[head]
         out[batch, head, thread] = found + cutlass.Float32(starts[batch + 1] - starts[batch] + shift + count)
 
 
 @cute.jit
-def add(q, k, starts, bias, out, shift: cutlass.Int64, factor: cutlass.Float64, count: cutlass.Int32, stream):
-    add_kernel(q, k, starts, bias, out, shift, factor, count).launch(
+def add(
+    q, k, starts, bias, pairs, out,
+    shift: cutlass.Int64, factor: cutlass.Float64, count: cutlass.Int32, stream,
+):
+    add_kernel(q, k, starts, bias, pairs, out, shift, factor, count).launch(
         grid=(q.shape[1], q.shape[0], 1), block=(64, 1, 1), stream=stream
     )
 """,
@@ -65,6 +70,7 @@ def heads(bias, bits):
         Operand("k", "f32", ("B", "G", 64), **wide),
         Operand("starts", "i64", ("B + 1",), **wide),
         Operand("bias", "f32" if bias else None, ("4 * G",), **wide),
+        Operand("pairs", "f32", ("B/2", "G / 3"), **wide),
         Operand("out", "f32", ("B", "4 * G", 64), written=True, **wide),
         Operand("shift", "i64", ()),
         Operand("factor", "f64", ()),
@@ -213,7 +219,7 @@ def tensor(dtype, *shape):
 
 
 RIGHT = {
-    "q": (3, 8, 64), "k": (3, 2, 64), "starts": (4,), "bias": (8,), "out": (3, 8, 64),
+    "q": (3, 8, 64), "k": (3, 2, 64), "starts": (4,), "bias": (8,), "pairs": (2, 1), "out": (3, 8, 64),
     "shift": 2**40, "factor": 1.5, "count": 3,
 }  # fmt: skip
 
@@ -257,6 +263,14 @@ def test_right_operands_pass_the_checks(heads, bias, bits):
             {"starts": (5,)},
             "operand `starts` is unsupported: expected extent B + 1 = 4, since `q` has B = 3, got 5",
         ),
+        (
+            {"pairs": (1, 1)},
+            "operand `pairs` is unsupported: expected extent B / 2 = 2, since `q` has B = 3, got 1",
+        ),
+        (
+            {"pairs": (2, 2)},
+            "operand `pairs` is unsupported: expected extent G / 3 = 1, since `q` has 4 * G = 8, got 2",
+        ),
         ({"bias": (12,)}, "operand `bias` is unsupported: expected extent 4 * G = 8 as `q` has, got 12"),
         ({"bias": None}, "operand `bias` is unsupported: expected element type f32, got None"),
         (
@@ -285,12 +299,24 @@ def test_a_tensor_where_the_kernel_has_none_is_refused(heads):
     assert "operand `bias` is unsupported: expected None, got f32 (8,) with strides (1,)" in str(error)
 
 
+def test_what_a_named_extent_is_a_multiple_of_says_nothing_of_its_quotient():
+    from cutlass_aot.generators.dsl import extent_divisibilities
+
+    operands = [
+        OperandConstraint("a", "f8e4m3", ("M", "K"), -1, 16, 16, multiples=(1, 256)),
+        OperandConstraint("a_scale", "f32", ("M", "K / 128"), -2, 4, 16),
+        OperandConstraint("k_scale", "f32", ("K / 64",), -1, 2, 8),
+    ]
+    assert extent_divisibilities(operands) == {"M": 4, "K": 256, "K / 128": 1, "K / 64": 2}
+
+
 def test_show_says_what_a_kernel_demands(heads, folder):
     (name,) = [
         item.name for item in heads.kernels() if dict(item.kernel.parameters) == {"bias": False, "bits": 64}
     ]
     shown = " ".join(run(folder, "show", "build/bundles/heads", name).stdout.split())
     assert "[B, 4 * G, 64]" in shown
+    assert "[B / 2, G / 3]" in shown
     assert "extents of 64 bits" in shown
     assert "None" in shown
 

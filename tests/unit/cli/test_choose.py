@@ -169,6 +169,19 @@ def test_equal_costs_are_told(run: Run, tmp_path: Path) -> None:
     assert [row.split()[0] for row in rows.splitlines()[1:]] == ["4", "4"]
 
 
+def test_a_quotient_does_not_say_what_its_named_extent_is(run: Run, tmp_path: Path) -> None:
+    bundle = made_of(
+        tmp_path / "b",
+        Operand("x", "f32", ("M", "K")),
+        Operand("scale", "f32", ("M", "K / 128")),
+        Operand("out", "f32", ("M",), written=True),
+        cost="ceil(K / 1024)",
+    )
+    status, out, errors = run(bundle, "--extent", "M=8", "--extent", "K=4000")
+    assert (status, errors) == (0, "")
+    assert "formula of its declaration, 4, the first of 2" in " ".join(out.split())
+
+
 def test_a_reason_is_told_once_for_all_groups(run: Run, own: Path) -> None:
     _, _, errors = run(own, "--extent", "M=4", "--extent", "N=4")
     assert errors.count("its extents are N") == errors.count("there is no extent M") == 1
