@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.manifest.scales import ScaleRequest
-from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint
+from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -34,17 +34,50 @@ def constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ..
     )
 
 
+def scale_constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ...]:
+    """Scale factors as tensors, one for each block of a or b, the last of which may be partial.
+
+    Those of rows of a lie one after the other, block of K after block of K; those of b the other way round.
+    Addresses are multiples of ``alignment`` bytes.
+    """
+    found = []
+    for (name, extents), scale in zip(EXTENTS.items(), problem.scales, strict=False):
+        if scale is not None:
+            across = extents[1] if name == "a" else extents[2]
+            across = across if scale.across == 1 else f"{across} / {scale.across}"
+            found.append(
+                OperandConstraint(
+                    name=f"{name}_scale",
+                    dtype=scale.dtype,
+                    extents=("L", across, f"K / {scale.block}"),
+                    contiguous=-2 if name == "a" else -1,
+                    divisibility=1,
+                    alignment=alignment,
+                )
+            )
+    return tuple(found)
+
+
+def scales_of(kernel: Kernel) -> dict[str, ScaleRequest]:
+    """Scale factors of a kernel's operands, by the name of what they scale."""
+    found = {}
+    for operand in kernel.operands:
+        if operand.scale is not None:
+            found[operand.scale.of] = ScaleRequest(operand.dtype, operand.scale.block)
+        elif operand.name in ("a_scale", "b_scale") and len(operand.extents) > 1:
+            across, along = (extent_of(str(extent)) for extent in operand.extents[-2:])
+            if across is not None and along is not None and along.divisor > 1:
+                found[operand.name[0]] = ScaleRequest(operand.dtype, along.divisor, across.divisor)
+    return found
+
+
 def problem_of_kernel(kernel: Kernel, epilogue: Epilogue | None = None) -> Problem:
     """The problem that a kernel was enumerated for; its first operands are a, b and out.
 
     Each generator describes epilogues in its own way, so the kernel's is an argument.
     """
     first = kernel.operands[: len(EXTENTS)]
-    scales = {
-        operand.scale.of: ScaleRequest(operand.dtype, operand.scale.block)
-        for operand in kernel.operands
-        if operand.scale is not None
-    }
+    scales = scales_of(kernel)
     return Problem(
         kernel.operation,
         tuple(operand.dtype for operand in first),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
-from cutlass_aot.generators.gemm import EXTENTS, constraints, problem_of_kernel
-from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, ROWS, THREADS, Plan, make_plan
+from cutlass_aot.generators.gemm import EXTENTS, constraints, problem_of_kernel, scale_constraints, scales_of
+from cutlass_aot.generators.protocol import CompiledFunction, Problem, ScaleRequest
+from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, ROWS, SCALED_BLOCK, THREADS, Plan, make_plan
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -21,6 +21,7 @@ from cutlass_aot.schema.kernels.epilogue import ELEMENT, MATRIX, NUMBER, Epilogu
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
+SCALED_FAMILY = "Sm90BlockScaledGemm"
 TARGET = "sm_90a"
 INPUTS = {
     "bf16": ("bf16", "f32"),
@@ -29,11 +30,17 @@ INPUTS = {
 }
 """Element types of A and B, each with those of the output."""
 LAYOUTS = ("tnt", "ttt")
+SCALES = (ScaleRequest("f32", SCALED_BLOCK), ScaleRequest("f32", SCALED_BLOCK, across=SCALED_BLOCK))
+"""Scale factors of FP8 operands: of A one for each row and 128 of K, of B one for 128 columns and 128 of K."""
 EPILOGUE_DTYPES = ("bf16", "f16", "f32")
 """Element types of an epilogue's operands."""
 
 _ALIGNMENT = 16
 """Bytes; what TMA demands of addresses and strides. Source: CUDA driver API, cuTensorMapEncodeTiled."""
+
+
+_FACTOR_BYTES = 4
+"""Bytes; a scale factor is loaded alone, so that there can be any number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +52,11 @@ class _Design:
     blocks: int
     swap: bool
     persistent: bool = False
+    scaled: bool = False
 
     def values(self) -> dict[str, DesignValue]:
         return {
-            "family": FAMILY,
+            "family": SCALED_FAMILY if self.scaled else FAMILY,
             "tile_shape": self.tile,
             "cluster_shape": self.cluster,
             "blocks_per_sm": self.blocks,
@@ -89,6 +97,7 @@ class _Design:
             input_bits=input_bits,
             output_bits=output_bits,
             fused=fused,
+            scaled=self.scaled,
         )
 
 
@@ -180,17 +189,58 @@ _PERSISTENT = {
 """The same for persistent kernels without one: for many tiles with a short sum."""
 
 
-def _designs(input_bits: int) -> Iterator[_Design]:
+_SCALED_EXCHANGED = {
+    (8, 64, 1, 3): "1x1x1 1x1x2 1x1x4 1x1x8",
+    (16, 64, 1, 3): "1x1x1 1x1x2 1x1x4",
+    (32, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
+    (48, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
+    (64, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
+    (96, 64, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "1x1x1 2x1x1",
+    (96, 128, 1, 1): "1x1x1 2x1x1",
+    (112, 128, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1",
+    (144, 128, 1, 1): "1x1x1",
+}
+"""The same with scale factors and an exchange."""
+
+_SCALED = {
+    (64, 64, 1, 2): "1x1x1",
+    (64, 96, 1, 2): "1x1x1",
+    (64, 128, 1, 1): "1x1x1 1x1x2",
+    (128, 64, 1, 1): "1x1x1 1x2x1",
+    (128, 96, 1, 1): "1x1x1 1x2x1",
+    (128, 112, 1, 1): "1x1x1 2x1x1",
+    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
+    (128, 160, 1, 1): "1x1x1 2x1x1",
+    (192, 96, 1, 1): "1x1x1",
+}
+"""The same with scale factors."""
+
+_SCALED_PERSISTENT = {
+    (128, 96, 1, 1): "1x2x1",
+    (128, 112, 1, 1): "1x2x1",
+    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
+    (128, 160, 1, 1): "1x1x1 2x1x1 1x2x1",
+    (192, 96, 1, 1): "1x2x1",
+}
+"""The same with scale factors, for many tiles."""
+
+
+def _designs(input_bits: int, scaled: bool) -> Iterator[_Design]:
     line = LINE_BYTES * 8 // input_bits
-    for table, swap, persistent in (
+    tables = (
         (_EXCHANGED, True, False),
         (_STRAIGHT, False, False),
         (_EXCHANGED_PERSISTENT, True, True),
         (_PERSISTENT, False, True),
-    ):
+    )
+    if scaled:
+        tables = ((_SCALED_EXCHANGED, True, False), (_SCALED, False, False), (_SCALED_PERSISTENT, False, True))
+    for table, swap, persistent in tables:
         for (m, n, lines, blocks), clusters in table.items():
             for cluster in clusters.split():
-                yield _Design((m, n, lines * line), _shape(cluster), blocks, swap, persistent)
+                yield _Design((m, n, lines * line), _shape(cluster), blocks, swap, persistent, scaled)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -215,7 +265,7 @@ class Sm90Gemm:
         "cutlass_aot.schema.kernels.formula",
     )
     design: Mapping[str, str] = {
-        "family": f"always {FAMILY}",
+        "family": f"{FAMILY}, or {SCALED_FAMILY} with scale factors",
         "tile_shape": "rows, columns and depth of a block's tile of the output",
         "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
@@ -264,7 +314,7 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
         return None
     operands = (
         EpilogueOperand(operand.name, operand.dtype, operand.extents, written=operand.written)
-        for operand in kernel.operands[len(EXTENTS) :]
+        for operand in kernel.operands[len(EXTENTS) + len(scales_of(kernel)) :]
     )
     return Epilogue(kernel.epilogue, tuple(operands))
 
@@ -302,12 +352,15 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         return
     bits = DTYPES[a].bits
     # Tensor cores take 8-bit operands with their elements contiguous along K alone.
-    if problem.layouts not in (LAYOUTS if bits == 16 else LAYOUTS[:1]) or problem.scales != (None, None):
+    if problem.layouts not in (LAYOUTS if bits == 16 else LAYOUTS[:1]):
+        return
+    scaled = problem.scales != (None, None)
+    if scaled and (problem.scales != SCALES or bits != 8 or out == "f16" or problem.epilogue is not None):
         return
     if problem.epilogue is not None and not _fusible(problem.epilogue):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
-    for design in _designs(bits):
+    for design in _designs(bits, scaled):
         # If columns of B are contiguous, the part of a tile that each block of a cluster loads has to consist
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
@@ -324,6 +377,7 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
         generator=Sm90Gemm.name,
         operands=(
             *constraints(problem, _ALIGNMENT),
+            *scale_constraints(problem, _FACTOR_BYTES),
             *(map(_epilogue_constraint, epilogue.operands) if epilogue else ()),
         ),
         accumulator=problem.accumulator,

@@ -33,6 +33,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     LOADING_REGISTERS,
     MAX_GRID_YZ,
     ROWS,
+    SCALED_BLOCK,
     THREADS,
     WARP,
     WARPS,
@@ -138,6 +139,7 @@ def gemm_kernel(
     part_mma: cute.TiledMma,
     layout_a: cute.ComposedLayout,
     layout_b: cute.ComposedLayout,
+    scales: Any,
     operands: Any,
     dtype: cutlass.Constexpr,
     epilogue: cutlass.Constexpr,
@@ -155,6 +157,8 @@ def gemm_kernel(
         part_mma: of them, over as many columns as lie in shared memory at once; for its layout alone.
         layout_a: (M of a tile, K of a tile, stages) in shared memory.
         layout_b: (N of a tile, K of a tile, stages) in shared memory.
+        scales: scale factors of the caller's a, (M, K / 128, L), and of b, (N / 128, K / 128, L), both
+            quotients rounded up; empty without.
         operands: tensors and numbers that the epilogue reads and writes.
         dtype: element type of A and B.
         epilogue: formula, None to store the sums converted.
@@ -184,6 +188,13 @@ def gemm_kernel(
         rows, columns = columns, rows
     clusters_m = tiles_of(rows, tile_m * cluster_m)
     clusters_n = tiles_of(columns, tile_n * cluster_n)
+    # Where tiles end at the latest.
+    end_rows, end_columns = rows, columns
+    if cutlass.const_expr(plan.scaled):
+        if cutlass.const_expr(plan.swap):
+            end_rows = tiles_of(rows, plan.piece) * plan.piece
+        else:
+            end_columns = tiles_of(columns, plan.piece) * plan.piece
     batch = batch_low + batch_high * MAX_GRID_YZ
     # One tile a block, or, of a persistent one, every so many of them.
     first = block // blocks
@@ -215,6 +226,9 @@ def gemm_kernel(
     staged_dtype = cutlass.Float32 if plan.staged_bits == 32 else out.element_type
     staged = cute.recast_ptr(ring + plan.staged_offset, dtype=staged_dtype)
     ring_b = ring + stages * (tile_m * tile_k * dtype.width // 8)
+    factors = None
+    if cutlass.const_expr(plan.scaled):
+        factors = smem.allocate_array(cutlass.Float32, stages * plan.factor_stride)
     shared_a = cute.make_tensor(cute.recast_ptr(ring, layout_a.inner, dtype=dtype), layout_a.outer)
     shared_b = cute.make_tensor(cute.recast_ptr(ring_b, layout_b.inner, dtype=dtype), layout_b.outer)
 
@@ -224,7 +238,7 @@ def gemm_kernel(
     if warp == 0:
         with cute.arch.elect_one():
             for stage in cutlass.range_constexpr(stages):
-                cute.arch.mbarrier_init(full + stage, 1)
+                cute.arch.mbarrier_init(full + stage, 1 + WARP if plan.scaled else 1)
                 cute.arch.mbarrier_init(empty + stage, mma_warps * sharers)
         cute.arch.mbarrier_init_fence()
     if warp == mma_warps:
@@ -261,14 +275,20 @@ def gemm_kernel(
             tile_row = row_of_clusters * cluster_m + rank_m
             tile_column = column_of_clusters * cluster_n + rank_n
             to_a, from_a = tma_parts(
-                load_a, tensor_a, filled_a, (tile_m, tile_k), (tile_row, rows), (rank_n, cluster_n), batch
+                load_a,
+                tensor_a,
+                filled_a,
+                (tile_m, tile_k),
+                (tile_row, end_rows),
+                (rank_n, cluster_n),
+                batch,
             )
             to_b, from_b = tma_parts(
                 load_b,
                 tensor_b,
                 filled_b,
                 (tile_n, tile_k),
-                (tile_column, columns),
+                (tile_column, end_columns),
                 (rank_m, cluster_m),
                 batch,
             )
@@ -299,6 +319,29 @@ def gemm_kernel(
                     cluster + step, clusters_m, clusters_n, plan.group
                 )
 
+    if cutlass.const_expr(plan.scaled):  # noqa: SIM102 (the other is known at run time)
+        if warp == mma_warps + 1:
+            stage = cutlass.Int32(0)
+            phase = cutlass.Int32(1)
+            row_of_clusters, column_of_clusters = first_row, first_column
+            for cluster in cutlass.range(first, last, step, unroll=1):
+                begin = corner_of(
+                    row_of_clusters, column_of_clusters, (rank_m, rank_n), (end_rows, end_columns), plan
+                )
+                from_a, from_b = factors_of(scales, begin, lane, batch, plan)
+                for index_k in cutlass.range(first_k, first_k + count_k, unroll=1):
+                    cute.arch.mbarrier_wait(empty + stage, phase)
+                    load_factors(from_a, from_b, index_k, factors + stage * plan.factor_stride, lane, plan)
+                    cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
+                    stage += 1
+                    if stage == stages:
+                        stage = cutlass.Int32(0)
+                        phase = phase ^ 1
+                if cutlass.const_expr(plan.active > 0):
+                    row_of_clusters, column_of_clusters = place(
+                        cluster + step, clusters_m, clusters_n, plan.group
+                    )
+
     if warp < mma_warps:
         if cutlass.const_expr(plan.hands_over):
             cute.arch.setmaxregister_increase(plan.computing_registers)
@@ -307,6 +350,9 @@ def gemm_kernel(
         of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))
         total = cute.make_rmem_tensor(tiled_mma.partition_shape_C((tile_m, tile_n)), cutlass.Float32)
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        part = total
+        if cutlass.const_expr(plan.scaled):
+            part = cute.make_rmem_tensor(total.layout, cutlass.Float32)
 
         # The block of the cluster that this lane tells that a stage is empty: of its row, then its column.
         sharer = rank
@@ -333,35 +379,49 @@ def gemm_kernel(
             before = stage
             for index_k in cutlass.range(count_k, unroll=1):
                 cute.arch.mbarrier_wait(full + stage, phase)
+                products = None
+                if cutlass.const_expr(plan.scaled):
+                    products = read_factors(factors + stage * plan.factor_stride, thread, plan)
                 warpgroup.fence()
-                for part in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
-                    at = (None, None, part, stage)
-                    cute.gemm(tiled_mma, total, of_a[at], of_b[at], total)
+                for piece in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
+                    at = (None, None, piece, stage)
+                    if cutlass.const_expr(plan.scaled):
+                        tiled_mma.set(warpgroup.Field.ACCUMULATE, piece > 0)
+                    cute.gemm(tiled_mma, part, of_a[at], of_b[at], part)
                 warpgroup.commit_group()
-                # One tile's instructions stay in flight; those of the tile before are done.
-                warpgroup.wait_group(1)
-                if index_k > 0:
-                    release(empty + before, lane, sharer, sharers)
-                before = stage
+                if cutlass.const_expr(plan.scaled):
+                    # Other warp groups compute meanwhile.
+                    warpgroup.wait_group(0)
+                    release(empty + stage, lane, sharer, sharers)
+                    add_scaled(total, part, products, plan)
+                else:
+                    # One tile's instructions stay in flight; those of the tile before are done.
+                    warpgroup.wait_group(1)
+                    if index_k > 0:
+                        release(empty + before, lane, sharer, sharers)
+                    before = stage
                 stage += 1
                 if stage == stages:
                     stage = cutlass.Int32(0)
                     phase = phase ^ 1
-            warpgroup.wait_group(0)
-            if count_k > 0:
-                release(empty + before, lane, sharer, sharers)
-            begin = corner_of(row_of_clusters, column_of_clusters, (rank_m, rank_n), (rows, columns), plan)
+            if cutlass.const_expr(not plan.scaled):
+                warpgroup.wait_group(0)
+                if count_k > 0:
+                    release(empty + before, lane, sharer, sharers)
+            begin = corner_of(
+                row_of_clusters, column_of_clusters, (rank_m, rank_n), (end_rows, end_columns), plan
+            )
             if cutlass.const_expr(plan.direct):
                 store_sums(total, thread, begin, batch, out, operands, epilogue, plan)
             else:
-                for part in cutlass.range_constexpr(tile_n // width):
-                    # Every thread is done with what lay here: stages, or the part before.
+                for piece in cutlass.range_constexpr(tile_n // width):
+                    # Every thread is done with what lay here: stages, or the piece before.
                     meet(plan)
-                    lay_down(total, writes, part, plan)
+                    lay_down(total, writes, piece, plan)
                     if cutlass.const_expr(split == 1):
                         meet(plan)
                         finish(
-                            staged, thread, rank, begin, part * width, batch, out, operands, epilogue, plan
+                            staged, thread, rank, begin, piece * width, batch, out, operands, epilogue, plan
                         )
             if cutlass.const_expr(plan.active > 0):
                 row_of_clusters, column_of_clusters = place(
@@ -372,13 +432,104 @@ def gemm_kernel(
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         if warp < mma_warps:
-            at_last = corner_of(first_row, first_column, (rank_m, rank_n), (rows, columns), plan)
+            at_last = corner_of(first_row, first_column, (rank_m, rank_n), (end_rows, end_columns), plan)
             finish(staged, thread, rank, at_last, 0, batch, out, operands, epilogue, plan)
 
     if cutlass.const_expr(blocks > 1):
         # A block stays until no other reads its shared memory or tells it that a stage is empty.
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def factors_of(scales: Any, corner: Any, lane: Any, batch: Any, plan: cutlass.Constexpr) -> tuple[Any, Any]:
+    """Where a lane finds the factors of a tile that it loads: those of A's rows, and one of a piece of B.
+
+    ``corner`` is that of :func:`corner_of`. A row, or a piece, that is not there has the factors of the last.
+    """
+    of_a, of_b = scales
+    first_a, first_b = (corner[1], corner[0]) if plan.swap else corner[:2]
+    count, _ = plan.factors
+    rows, pieces = of_a.shape[0], of_b.shape[0]
+    from_a = [
+        of_a[cutlass.min(cutlass.Int32(first_a) + (turn * WARP + lane), rows - 1), None, batch]
+        for turn in range((count + WARP - 1) // WARP)
+    ]
+    piece = cutlass.Int32(first_b) // plan.piece + lane
+    from_b = of_b[cutlass.min(piece * plan.piece // SCALED_BLOCK, pieces - 1), None, batch]
+    return from_a, from_b
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def load_factors(
+    from_a: cutlass.Constexpr, from_b: Any, index_k: Any, to: Any, lane: Any, plan: cutlass.Constexpr
+) -> None:
+    """Begin to load the factors of a tile along K into shared memory, a lane's part of them."""
+    copy = cute.make_copy_atom(cpasync.CopyG2SOp(), cutlass.Float32, num_bits_per_copy=32)
+    count_a, count_b = plan.factors
+    for turn in cutlass.range_constexpr(len(from_a)):
+        place = turn * WARP + lane
+        if cutlass.const_expr((turn + 1) * WARP <= count_a):
+            cute.copy(copy, one_of(from_a[turn], index_k), one_of_shared(to, place))
+        else:
+            if place < count_a:
+                cute.copy(copy, one_of(from_a[turn], index_k), one_of_shared(to, place))
+    if lane < count_b:
+        cute.copy(copy, one_of(from_b, index_k), one_of_shared(to, count_a + lane))
+
+
+def one_of(tensor: Any, index: Any) -> Any:
+    """One element of a tensor of rank 1, as a tensor."""
+    return cute.make_tensor(tensor.iterator + tensor.layout(index), cute.make_layout(1))
+
+
+def one_of_shared(memory: Any, place: Any) -> Any:
+    """One element of shared memory, as a tensor."""
+    return cute.make_tensor(memory + place, cute.make_layout(1))
+
+
+def read_factors(memory: Any, thread: Any, plan: Any) -> tuple[list[Any], list[Any]]:
+    """Factors of the sums that a thread has, of a stage: of A's rows, and of pieces of B, in their order.
+
+    A thread has two neighbouring columns of each eight, in two of each 64 rows of the tensor core.
+    """
+    rows, columns, _ = plan.tile
+    count_a, count_b = plan.factors
+    lane = thread % WARP
+    group, row = thread // THREADS, thread % THREADS // WARP * (ROWS // WARPS) + lane // 4
+    blocks = range(rows // (ROWS * plan.warp_groups))
+    if plan.swap:
+        pairs = cute.make_tensor(memory + lane % 4 * 2, cute.make_layout((2, columns // 8), stride=(1, 8)))
+        found = cute.make_rmem_tensor((2, columns // 8), cutlass.Float32)
+        cute.autovec_copy(pairs, found)
+        of_a = [found[index] for index in range(columns // 4)]
+        of_b = [memory[count_a + block * plan.warp_groups + group] for block in blocks]
+    else:
+        of_a = [
+            memory[(block * plan.warp_groups + group) * ROWS + row + half * 8]
+            for block in blocks
+            for half in range(2)
+        ]
+        of_b = [memory[count_a + index] for index in range(count_b)]
+    return of_a, of_b
+
+
+def add_scaled(total: Any, part: Any, factors: tuple[list[Any], list[Any]], plan: Any) -> None:
+    """Add the sums over one tile along K, times their factors, to those of the tiles before."""
+    rows, columns, _ = plan.tile
+    of_a, of_b = factors
+    for block in range(rows // (ROWS * plan.warp_groups)):
+        products: dict[tuple[int, int], Any] = {}
+        for group in range(columns // 8):
+            for place in range(4):
+                if plan.swap:
+                    key = group * 2 + place % 2, block
+                else:
+                    key = block * 2 + place // 2, group * 8 // plan.piece
+                if key not in products:
+                    products[key] = of_a[key[0]] * of_b[key[1]]
+                index = (block * (columns // 8) + group) * 4 + place
+                total[index] = total[index] + settled(part[index]) * products[key]
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -727,9 +878,16 @@ def gemm(
         out: (L, M, N).
         epilogue: an :class:`~cutlass_aot.schema.kernels.epilogue.Epilogue`, or None.
         plan: a :class:`~cutlass_aot.generators.sm90_gemm.plan.Plan`.
-        others: what the epilogue reads and writes, then the CUDA stream.
+        others: scale factors of a and b, if the plan has them, what the epilogue reads and writes, then the
+            CUDA stream.
     """
     *operands, stream = others
+    scales: tuple[Any, ...] = ()
+    if cutlass.const_expr(plan.scaled):
+        of_a, of_b, *operands = operands
+        scales = tuple(
+            cute.make_tensor(scale.iterator, cute.select(scale.layout, [1, 2, 0])) for scale in (of_a, of_b)
+        )
     left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
     right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))
     batches, rows, columns = out.shape
@@ -761,8 +919,8 @@ def gemm(
     if cutlass.const_expr(plan.active > 0):
         clusters = cutlass.min(clusters, plan.active)
     gemm_kernel(
-        load_a, tensor_a, load_b, tensor_b, out, tiled_mma, part_mma, layout_a, layout_b, tuple(operands),
-        dtype, epilogue, plan,
+        load_a, tensor_a, load_b, tensor_b, out, tiled_mma, part_mma, layout_a, layout_b, scales,
+        tuple(operands), dtype, epilogue, plan,
     ).launch(
         grid=(clusters * blocks, cutlass.min(batches, MAX_GRID_YZ), tiles_of(batches, MAX_GRID_YZ)),
         block=(plan.threads, 1, 1),
