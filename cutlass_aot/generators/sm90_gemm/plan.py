@@ -42,6 +42,10 @@ MOST_STAGED_COLUMNS = 32
 LOADING_REGISTERS = 40
 """Registers of a thread that loads, after it has handed over the others."""
 
+CONTIGUOUS, MASKED = "contiguous", "masked"
+"""How groups of rows lie in A and the output: one after the other, or each in a batch of its own, of whose rows
+the first count."""
+
 SCALED_BLOCK = 128
 """Elements along K that share a scale factor, and rows of the weights that do."""
 
@@ -70,6 +74,8 @@ class Plan:
         staged_bits: bits of an element of the results in shared memory, or before they are stored: 32, an
             accumulator, if several blocks add up or an epilogue follows, else the output's.
         scaled: whether A has a scale factor for each row and 128 of K, and B for 128 columns and 128 of K.
+        groups: :data:`CONTIGUOUS` or :data:`MASKED` for groups of rows of A, each with a B of its own; those
+            blocks are persistent. Else empty.
     """
 
     tile: tuple[int, int, int]
@@ -83,6 +89,13 @@ class Plan:
     stage_bytes: int
     staged_bits: int
     scaled: bool = False
+    groups: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the output that a cluster computes."""
+        at = 1 if self.swap else 0
+        return self.tile[at] * self.cluster[at]
 
     @property
     def totals(self) -> int:
@@ -207,6 +220,7 @@ def make_plan(
     output_bits: int,
     fused: bool = False,
     scaled: bool = False,
+    groups: str = "",
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
@@ -230,7 +244,10 @@ def make_plan(
         stage_bytes=stage_bytes,
         staged_bits=32 if cluster[2] > 1 or fused else output_bits,
         scaled=scaled,
+        groups=groups,
     )
+    if groups and not (active and cluster[2] == 1):
+        raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
     if blocks > 1 and plan.hands_over:
         raise ValueError(f"{blocks} blocks with a tile {tile} leave no registers to hand over")
     lines = depth * input_bits // 8 // LINE_BYTES
