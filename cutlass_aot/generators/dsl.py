@@ -41,7 +41,8 @@ def extent_divisibilities(operands: Iterable[OperandConstraint]) -> dict[str, in
 
     An operand demands a multiple of its contiguous extent, and of others if it is moved in whole tiles; scale
     factors demand multiples of what they scale. Operands that share an extent share its value too, so that
-    the least common multiple of their demands holds for all of them.
+    the least common multiple of their demands holds for all of them. What a named extent is a multiple of
+    says nothing of its quotient.
     """
     divisibilities: dict[str, int] = {}
     operands = tuple(operands)
@@ -103,7 +104,7 @@ def _fake(operand: OperandConstraint, extents: dict[str, Any]) -> Any:
 
 def _symbol(extent: str) -> str:
     """The name of an extent for the DSL, in one word: ``4 * G + 1`` is ``4_times_G_plus_1``."""
-    words = {"*": "times", "+": "plus", "-": "minus"}
+    words = {"*": "times", "+": "plus", "-": "minus", "/": "over"}
     return "_".join(words.get(word, word) for word in extent.split())
 
 

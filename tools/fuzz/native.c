@@ -202,6 +202,10 @@ static void call_launcher(struct random *random) {
       values[place + 2] = 1 + below(random, 3);
       values[place + 3] = below(random, 3) - 1;
     }
+    if (one_in(random, 4)) { /* a quotient */
+      values[3] = -2 - below(random, 3);
+      values[4] = 0;
+    }
     if (one_in(random, 8)) values[1 + below(random, OPERAND - 1)] = any_number(random);
     for (int index = 0; index < OPERAND; index++)
       if (1 + relation * OPERAND + index < count) numbers[1 + relation * OPERAND + index].v_int64 = values[index];

@@ -20,7 +20,8 @@
  * of operand number `of` along its mode `along`; TILED where they lie in tiles of 128 rows by 4 factors
  * (cutlass_aot/schema/kernels/constraints.py, Scale): their number is checked.
  *
- * A relation says of two extents, each given by operand number and mode, that both are factor * X + offset for one X.
+ * A relation says of two extents, each given by operand number and mode, that both are factor * X + offset for one X. The first may have
+ * the factor -D and the offset 0 instead: it is X / D then, rounded up.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -208,13 +209,19 @@ static int64_t named_extent(const struct place *place, int64_t extent) {
   return rest / place->factor;
 }
 
+static int is_related(const struct relation *relation, int64_t extent, int64_t base) {
+  int64_t named = named_extent(&relation->base, base), divisor = -relation->extent.factor;
+  if (named < 0) return 0;
+  if (divisor > 0) return extent == named / divisor + (named % divisor != 0);
+  return named == named_extent(&relation->extent, extent);
+}
+
 static int check_relations(const struct launcher *launcher, const TVMFFIAny *arguments) {
   for (int index = 0; index < launcher->relation_count; index++) {
     const struct relation *relation = &launcher->relations[index];
     int64_t extent, base;
     if (!extent_at(launcher, &relation->extent, arguments, &extent) || !extent_at(launcher, &relation->base, arguments, &base)) continue;
-    int64_t named = named_extent(&relation->extent, extent);
-    if (named >= 0 && named == named_extent(&relation->base, base)) continue;
+    if (is_related(relation, extent, base)) continue;
     char text[160];
     snprintf(text, sizeof text, "argument #%d: expected an extent in its declared relation to the %lld of argument #%d, got %lld",
              (int)relation->extent.operand, (long long)base, (int)relation->base.operand, (long long)extent);
@@ -281,6 +288,13 @@ static int place_possible(const struct place *place, const struct operand *opera
          place->factor >= 1 && place->factor <= MAX_EXTENT && place->offset >= -MAX_EXTENT && place->offset <= MAX_EXTENT;
 }
 
+/* Whether the extent of a relation is possible, a quotient among them; as the base, it would tell no X. */
+static int extent_possible(const struct place *place, const struct operand *operands, int count) {
+  if (place->factor >= 1) return place_possible(place, operands, count);
+  struct place whole = {place->operand, place->mode, 1, place->offset};
+  return place->factor <= -2 && place->factor >= -MAX_EXTENT && place->offset == 0 && place_possible(&whole, operands, count);
+}
+
 static int possible(const struct operand *operand, int operands) {
   if (operand->rank == 0) return operand->contiguous == 0 && operand->bits >= 1;
   if (operand->rank < 1 || operand->rank > MAX_RANK || operand->contiguous < 1 || operand->contiguous > operand->rank) return 0;
@@ -318,7 +332,7 @@ EXPORT int __tvm_ffi_cutlass_aot_launcher(void *self, const TVMFFIAny *arguments
     const TVMFFIAny *given = &arguments[2 + (operands + index) * INTEGERS_OF_AN_OPERAND];
     struct relation relation = {{given[0].v_int64, given[1].v_int64, given[2].v_int64, given[3].v_int64},
                                 {given[4].v_int64, given[5].v_int64, given[6].v_int64, given[7].v_int64}};
-    if (!place_possible(&relation.extent, made->operands, operands) || !place_possible(&relation.base, made->operands, operands)) {
+    if (!extent_possible(&relation.extent, made->operands, operands) || !place_possible(&relation.base, made->operands, operands)) {
       free(made);
       return refuse("ValueError", "impossible relation");
     }

@@ -205,19 +205,22 @@ def launcher_numbers(operands: Sequence[OperandConstraint]) -> list[int]:
 def _relations(operands: Sequence[OperandConstraint]) -> list[int]:
     """Each extent that follows from a named one, beside an extent that tells the named one.
 
-    That is the named extent itself, or, where no operand has it, the first that follows from it. Extents that
-    are written alike are for compiled code to compare.
+    That is the named extent itself, or, where no operand has it, the first exact relation to it. The factor
+    of a quotient is minus its divisor. Extents that are written alike are for compiled code to compare.
     """
     found: dict[str, dict[Extent, tuple[int, int, int, int]]] = {}
     for position, operand in enumerate(operands):
         for mode, text in enumerate(operand.extents):
             extent = extent_of(text) if isinstance(text, str) else None
             if extent is not None:
-                place = (position, len(operand.extents) - mode, extent.factor, extent.offset)
+                factor = -extent.divisor if extent.is_quotient else extent.factor
+                place = (position, len(operand.extents) - mode, factor, extent.offset)
                 found.setdefault(extent.name, {}).setdefault(extent, place)
     numbers: list[int] = []
     for name, places in found.items():
-        base = places.pop(Extent(1, name, 0), None) or next(iter(places.values()))
+        base = places.pop(Extent(1, name, 0), None) or next(
+            place for extent, place in places.items() if not extent.is_quotient
+        )
         for place in places.values():
             numbers += [_RELATION, *place, *base]
     return numbers

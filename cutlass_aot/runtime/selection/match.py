@@ -243,7 +243,8 @@ def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
             for name, extent in zip(constraint.extents[missing:], operand.shape, strict=True):
                 if isinstance(name, str):
                     base, named = (name, extent) if name.isidentifier() else told(name, extent)
-                    extents[base] = named if named > 1 else 1
+                    if named is not None:
+                        extents[base] = named if named > 1 else 1
     return extents
 
 

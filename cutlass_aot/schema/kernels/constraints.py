@@ -38,35 +38,48 @@ EXTENT_BITS = (32, 64)
 _MOST_OF_A_RELATION = 2**31 - 1
 # Text: compiling it takes long, and few kernels have relations.
 _RELATION = r"\s*(?:([0-9]{1,10})\s*\*\s*)?(\w+)\s*(?:([+-])\s*([0-9]{1,10})\s*)?"
+_QUOTIENT = r"\s*(\w+)\s*/\s*([0-9]{1,10})\s*"
 
 
 class Extent(NamedTuple):
-    """An extent that follows from a named one: ``factor * name + offset``.
+    """An extent that follows from a named one: ``factor * name + offset``, or ``ceil(name / divisor)``.
 
-    In a record it is text, such as ``"4 * G"``, ``"B + 1"`` or ``"2 * K - 1"``; a name alone is the plain
-    case.
+    In a record it is text, such as ``"4 * G"``, ``"B + 1"``, ``"2 * K - 1"`` or ``"K / 128"``; a name alone
+    is the plain case. A quotient has no factor and no offset. It does not tell the named extent, since
+    several give the same quotient.
     """
 
     factor: int
     name: str
     offset: int
+    divisor: int = 1
 
     def __str__(self) -> str:
+        if self.is_quotient:
+            return f"{self.name} / {self.divisor}"
         text = self.name if self.factor == 1 else f"{self.factor} * {self.name}"
         return text if not self.offset else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset)}"
 
     @property
     def is_plain(self) -> bool:
         """Whether it is the named extent itself."""
-        return (self.factor, self.offset) == (1, 0)
+        return (self.factor, self.offset, self.divisor) == (1, 0, 1)
+
+    @property
+    def is_quotient(self) -> bool:
+        """Whether it is a quotient, rounded up."""
+        return self.divisor > 1
 
     def of(self, named: int) -> int:
         """Its value for one of the named extent."""
-        return self.factor * named + self.offset
+        return -(-named // self.divisor) if self.is_quotient else self.factor * named + self.offset
 
-    def named(self, value: int) -> int:
-        """The named extent for a value of this one, if any gives it (:meth:`is_possible`)."""
-        return (value - self.offset) // self.factor
+    def named(self, value: int) -> int | None:
+        """The named extent for a value of this one, if any gives it (:meth:`is_possible`).
+
+        None for a quotient, which several give.
+        """
+        return None if self.is_quotient else (value - self.offset) // self.factor
 
     def is_possible(self, value: int) -> bool:
         """Whether some value of the named extent gives this one."""
@@ -78,6 +91,11 @@ def extent_of(text: str) -> Extent | None:
     """The extent that a text means; None if it is none."""
     if text.isidentifier():
         return Extent(1, text, 0)
+    if "/" in text:
+        match = re.fullmatch(_QUOTIENT, text)
+        if match is None or not match[1].isidentifier() or not 1 <= int(match[2]) <= _MOST_OF_A_RELATION:
+            return None
+        return Extent(1, match[1], 0, int(match[2]))
     match = re.fullmatch(_RELATION, text)
     if match is None or not match[2].isidentifier():
         return None
@@ -242,7 +260,10 @@ def _is_extent(extent: str | int) -> bool:
 
 @lru_cache(maxsize=256)
 def _check_extents(operands: tuple[tuple[tuple[str | int, ...], int], ...]) -> None:
-    """Refuse too many relations, and an extent of two widths; given are the extents and bits of operands."""
+    """Refuse too many relations, an extent of two widths, and a quotient of an extent that none tells.
+
+    Given are the extents and bits of operands.
+    """
     widths: dict[str, int] = {}
     for extents, bits in operands:
         for extent in extents if extents != ANY_SHAPE else ():
@@ -250,12 +271,21 @@ def _check_extents(operands: tuple[tuple[tuple[str | int, ...], int], ...]) -> N
                 raise ValueError(f"extent {extent} has 32 bits in one operand and 64 in another")
     if (count := sum(not extent.isidentifier() for extent in widths)) > MAX_RELATIONS:
         raise ValueError(f"expected at most {MAX_RELATIONS} relations between extents, got {count}")
+    relations = {text: relation for text in widths if (relation := extent_of(text)) is not None}
+    told = {relation.name for relation in relations.values() if not relation.is_quotient}
+    for text, relation in relations.items():
+        if relation.name not in told:
+            raise ValueError(
+                f"extent {text} does not tell {relation.name}: expected an operand whose extent is "
+                f"{relation.name} or an exact relation to it, such as 2 * {relation.name}"
+            )
 
 
 def check_operands(operands: tuple[OperandConstraint, ...]) -> None:
     """Refuse operands that do not go together, or too many.
 
-    Names are different, an extent has one width, and what scale factors scale is there.
+    Names are different, an extent has one width, that of a quotient is told by another, and what scale
+    factors scale is there.
     """
     extents = {operand.name: operand.extents for operand in operands}
     # No operands at all are allowed: a program's kernel has none, as its compiled code checks the arguments.

@@ -28,7 +28,8 @@ class Operand:
             compiled and at each call; the other attributes say nothing then.
         extents: outermost first: a number for an extent that is compiled in, or a name for one that is known
             at run time; extents of one name are equal. ``"4 * G"`` is four times the extent named G, and
-            ``"B + 1"`` one more than B. ``()`` is a number by value: f64, f32, i64 or i32.
+            ``"B + 1"`` one more than B; ``"K / 128"`` is the quotient, rounded up, where K stands in some
+            operand too. ``()`` is a number by value: f64, f32, i64 or i32.
         written: whether the kernel writes it.
         alignment: bytes; the data pointer is a multiple of it. 0 is the size of an element.
         divisibility: elements; the contiguous extent and every other stride are multiples of it. 16 bytes of
@@ -116,8 +117,8 @@ class Operand:
         elif isinstance(extent, int) and not isinstance(extent, bool) and extent >= 1:
             return extent
         raise self._refusal(
-            f"extent {extent!r}: expected a name such as 'T', a relation such as '4 * G' or 'B + 1', or a "
-            "number above 0"
+            f"extent {extent!r}: expected a name such as 'T', a relation such as '4 * G', 'B + 1' or "
+            "'K / 128', or a number above 0"
         )
 
     def _value(self, dtype: str) -> OperandConstraint:

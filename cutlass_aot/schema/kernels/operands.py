@@ -199,8 +199,11 @@ def _value(extent: str | int, extents: Mapping[str | int, int]) -> int:
     return relation.of(named)
 
 
-def told(name: str, extent: int) -> tuple[str, int]:
-    """The named extent that an extent of a record tells, with its value: ``"4 * G"`` of 8 tells 2 for G."""
+def told(name: str, extent: int) -> tuple[str, int | None]:
+    """The named extent that an extent of a record tells, with its value: ``"4 * G"`` of 8 tells 2 for G.
+
+    A quotient such as ``"K / 128"`` tells None for K.
+    """
     if name.isidentifier():
         return name, extent
     relation = _relation(name)
@@ -210,7 +213,7 @@ def told(name: str, extent: int) -> tuple[str, int]:
 def extent_names(constraints: Iterable[OperandConstraint]) -> list[str]:
     """Names of the extents that a call decides, each once, in the order of the operands.
 
-    A relation such as ``"4 * G"`` has G, also where G stands nowhere alone.
+    A relation such as ``"4 * G"`` has G, also where G stands nowhere alone; so has a quotient.
     """
     return list(_extent_names(tuple(constraint.extents for constraint in constraints)))
 
@@ -481,6 +484,7 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
             # A batch that is not there is 1, also for what follows from it.
             extents[BATCH] = (1, constraint.name, BATCH)
     scaling = []
+    quotients = []
     batched: tuple[str, int] | None = None
     first: tuple[str, int | None] | None = None
     for constraint, operand in zip(constraints, operands, strict=True):
@@ -511,21 +515,35 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
             if isinstance(name, int):
                 continue
             base, named = (name, extent) if name.isidentifier() else told(name, extent)
-            known, owner, there = extents.setdefault(base, (named, constraint.name, name))
-            if known != named:
-                why = f" as `{owner}` has"
-                if there != name:
-                    why = f", since `{owner}` has {there} = {_relation(there).of(known)}"
-                return Rejected(
-                    f"operand `{constraint.name}` is unsupported: expected extent {name} = "
-                    f"{_relation(name).of(known)}{why}, got {extent}",
-                    _AGREEMENT + 1,
-                )
+            if named is None:
+                quotients.append((constraint.name, name, extent))
+                continue
+            known = extents.setdefault(base, (named, constraint.name, name))
+            if known[0] != named:
+                return _disagreement(constraint.name, name, extent, *known)
+    for operand_name, name, extent in quotients:
+        # Some operand tells the named extent (``check_operands``), perhaps a later one.
+        quotient = _relation(name)
+        known = extents[quotient.name]
+        if quotient.of(known[0]) != extent:
+            return _disagreement(operand_name, name, extent, *known)
     for constraint, scale, operand in scaling:
         shape = _shape_of(scale.of, constraints, operands)
         if problem := _scale_count(constraint.dtype, scale, operand, shape):
             return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", _AGREEMENT + 1)
     return ACCEPTED
+
+
+def _disagreement(operand: str, name: str, extent: int, known: int, owner: str, there: str) -> Rejected:
+    """The refusal of an extent, since ``owner`` has an extent ``there`` that tells another named one."""
+    why = f" as `{owner}` has"
+    if there != name:
+        why = f", since `{owner}` has {there} = {_relation(there).of(known)}"
+    return Rejected(
+        f"operand `{operand}` is unsupported: expected extent {name} = "
+        f"{_relation(name).of(known)}{why}, got {extent}",
+        _AGREEMENT + 1,
+    )
 
 
 def _place(device: int | None) -> str:

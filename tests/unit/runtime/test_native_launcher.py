@@ -334,6 +334,76 @@ def test_relations_between_extents_are_checked_as_in_python(native: Native, **ex
     assert "expected an extent in its declared relation to the" in native.refused(launch, *given)
 
 
+QUOTIENTS = (
+    OperandConstraint("a_scale", "f32", ("L", "M", "K / 128"), -2, 1, 4),
+    OperandConstraint("a", "f8e4m3", ("L", "M", "K"), -1, 1, 1),
+    OperandConstraint("pairs", "i32", ("L", "2 * P + 1"), -1, 1, 4),
+    OperandConstraint("blocks", "i32", ("K / 3", "P / 2", "L / 4"), -1, 1, 4),
+    OperandConstraint("out", "bf16", ("L", "M"), -1, 1, 2, written=True),
+)
+
+
+def quotients(
+    batch: int | None, m: int, k: int, scales: int, pairs: int, blocks: tuple[int, int, int]
+) -> tuple[OperandDescription, ...]:
+    where: dict[str, Any] = {"address": 1024, "device": 0}
+    lead = () if batch is None else (batch,)
+    steps = (*(() if batch is None else (scales * m,)), 1, m)
+    return (
+        describe((*lead, m, scales), "f32", strides=steps, **where),
+        describe((*lead, m, k), "f8e4m3", **where),
+        describe((*lead, pairs), "i32", **where),
+        describe(blocks, "i32", **where),
+        describe((*lead, m), "bf16", **where),
+    )
+
+
+@given(data=st.data())
+def test_quotients_are_checked_as_in_python(native: Native, data: st.DataObject) -> None:
+    batch = data.draw(st.sampled_from([None, 1, 4, 5, MAX_EXTENT]))
+    k = data.draw(st.one_of(st.integers(1, 400), st.sampled_from([128, MAX_EXTENT])))
+    p = data.draw(st.integers(0, 5))
+    right = [-(-k // 128), 2 * p + 1, -(-k // 3), -(-p // 2), -(-(batch or 1) // 4)]
+    # As they should be, or one of them off by a few.
+    which = data.draw(st.integers(-1, 4))
+    if which >= 0:
+        right[which] = max(0, right[which] + data.draw(st.integers(-2, 2)))
+    scales, pairs, *blocks = right
+    operands = quotients(batch, 1, k, scales, pairs, (blocks[0], blocks[1], blocks[2]))
+    launch = native.launch(QUOTIENTS)
+    given = tensors(*operands)
+    if verdict := supports(QUOTIENTS, operands):
+        native.record(launch, *given)
+        return
+    error = native.refused(launch, *given)
+    if any(0 in found.shape for found in operands):
+        assert "expected extents from 1 to 2^31 - 1, got 0" in error
+        return
+    assert "expected an extent of" in verdict.reason or "since" in verdict.reason
+    assert "expected an extent in its declared relation to the" in error
+
+
+def test_a_quotient_that_is_wrong(native: Native) -> None:
+    operands = quotients(None, 8, 129, 1, 3, (43, 1, 1))
+    assert supports(QUOTIENTS, operands).reason == (
+        "operand `a_scale` is unsupported: expected extent K / 128 = 2, since `a` has K = 129, got 1"
+    )
+    assert native.refused(native.launch(QUOTIENTS), *tensors(*operands)) == (
+        "ValueError: argument #0: expected an extent in its declared relation to the 129 of argument #1, "
+        "got 1"
+    )
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_quotients_of_0_where_nothing_is_written(native: Native, batch: int | None) -> None:
+    for m, k in ((0, 256), (0, 0)):
+        operands = quotients(batch, m, k, k // 128, 3, (-(-k // 3), 1, 1))
+        assert supports(QUOTIENTS, operands)
+        native.count.value = -1
+        assert native.launch(QUOTIENTS)(*tensors(*operands)) is False
+        assert native.count.value == -1
+
+
 @pytest.mark.parametrize(
     ("changed", "reason", "error"),
     [
@@ -384,7 +454,9 @@ def test_extents_of_64_bits(native: Native) -> None:
     "relation",
     [
         [9, 1, 4, 0, 0, 1, 1, 0], [-1, 1, 4, 0, 0, 1, 1, 0], [0, 3, 4, 0, 0, 1, 1, 0],
-        [0, 0, 4, 0, 0, 1, 1, 0], [0, 1, 0, 0, 0, 1, 1, 0], [0, 1, -4, 0, 0, 1, 1, 0],
+        [0, 0, 4, 0, 0, 1, 1, 0], [0, 1, 0, 0, 0, 1, 1, 0], [0, 1, 4, 0, 0, 1, -4, 0],
+        [0, 1, -4, 1, 0, 1, 1, 0], [0, 1, -1, 0, 0, 1, 1, 0], [0, 1, -(2**31), 0, 0, 1, 1, 0],
+        [0, 1, -(2**63), 0, 0, 1, 1, 0], [9, 1, -4, 0, 0, 1, 1, 0], [0, 3, -4, 0, 0, 1, 1, 0],
         [0, 1, 4, 2**31, 0, 1, 1, 0],
         [0, 1, 4, 0, 1, 1, 1, 0], [0, 1, 4, 0, 0, 4, 1, 0], [0, 1, 4, 0, 0, 1, 0, 0],
     ],

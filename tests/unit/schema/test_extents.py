@@ -17,21 +17,32 @@ from cutlass_aot.schema.kernels.constraints import (
     extent_of,
 )
 from cutlass_aot.schema.kernels.declaration import Operand
-from cutlass_aot.schema.kernels.operands import NOTHING, describe, packed, supports, told
+from cutlass_aot.schema.kernels.operands import (
+    NOTHING,
+    compact_strides,
+    describe,
+    extent_names,
+    packed,
+    supports,
+    told,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "extent"),
     [
-        ("G", (1, "G", 0)),
-        ("4 * G", (4, "G", 0)),
-        ("4*G", (4, "G", 0)),
-        (" 2 * K - 1 ", (2, "K", -1)),
-        ("B+1", (1, "B", 1)),
-        ("1 * G + 0", (1, "G", 0)),
+        ("G", (1, "G", 0, 1)),
+        ("4 * G", (4, "G", 0, 1)),
+        ("4*G", (4, "G", 0, 1)),
+        (" 2 * K - 1 ", (2, "K", -1, 1)),
+        ("B+1", (1, "B", 1, 1)),
+        ("1 * G + 0", (1, "G", 0, 1)),
+        ("K / 128", (1, "K", 0, 128)),
+        (" K/128 ", (1, "K", 0, 128)),
+        ("K / 1", (1, "K", 0, 1)),
     ],
 )
-def test_the_text_of_an_extent(text: str, extent: tuple[int, str, int]) -> None:
+def test_the_text_of_an_extent(text: str, extent: tuple[int, str, int, int]) -> None:
     found = extent_of(text)
     assert found == extent
     assert extent_of(str(found)) == extent
@@ -48,7 +59,15 @@ def test_the_text_of_an_extent(text: str, extent: tuple[int, str, int]) -> None:
         "0 * G",
         "-1 * G",
         "G + H",
-        "G / 2",
+        "G / 0",
+        "G / -2",
+        "G // 2",
+        "G / H",
+        "2 / G",
+        "2 * K / 3",
+        "K / 3 + 1",
+        "K / 3 / 2",
+        "G / 2147483648",
         "2 * 3 * G",
         "G + 99999999999",
         "*",
@@ -65,6 +84,16 @@ def test_an_extent_and_the_one_it_follows_from() -> None:
     assert [extent.named(value) for value in (1, 5, 33)] == [0, 1, 8]
 
 
+def test_a_quotient_is_rounded_up_and_does_not_tell_its_named_extent() -> None:
+    extent = Extent(1, "K", 0, 128)
+    assert str(extent) == "K / 128"
+    assert extent.is_quotient
+    assert not extent.is_plain
+    assert [extent.of(named) for named in (0, 1, 127, 128, 129, 2**31 - 1)] == [0, 1, 1, 1, 2, 2**24]
+    assert [value for value in range(-3, 3) if extent.is_possible(value)] == [0, 1, 2]
+    assert extent.named(2) is None
+
+
 def read(*operands: Any) -> Any:
     return from_plain(Operands, [to_plain(operand) for operand in operands], "operands")
 
@@ -79,11 +108,29 @@ def test_records_have_relations_widths_and_none() -> None:
     assert read(*operands) == operands
 
 
+def test_records_have_quotients_of_what_another_extent_tells() -> None:
+    scale = constraint("scale", extents=("B", "G / 128"), contiguous=-2)
+    for operands in (
+        (scale, constraint(extents=("B", "G"))),
+        (constraint(extents=("B", "2 * G + 1")), scale),
+    ):
+        assert read(*operands) == operands
+    assert Operand("x", "f32", ("K/128", "K / 1")).constraint().extents == ("K / 128", "K")
+
+
 @pytest.mark.parametrize(
     ("operands", "problem"),
     [
         ([constraint(extents=("B", "4*G"))], "impossible extents"),
-        ([constraint(extents=("B", "G/2"))], "impossible extents"),
+        ([constraint(extents=("G", "G/2"))], "impossible extents"),
+        ([constraint(extents=("G", "G / 0"))], "impossible extents"),
+        ([constraint(extents=("G", "G / 1"))], "impossible extents"),
+        ([constraint(extents=("G", "2 * G / 3"))], "impossible extents"),
+        (
+            [constraint(extents=("B", "G / 2"))],
+            r"extent G / 2 does not tell G: expected an operand whose extent is G or an exact relation to it",
+        ),
+        ([constraint(extents=("G / 4", "G / 2"))], "extent G / 4 does not tell G"),
         ([constraint(extents=("B", ""))], "impossible extents"),
         ([constraint(extent_bits=16)], "extents of 16 bits"),
         ([constraint(), constraint("y", extent_bits=64)], "extent B has 32 bits in one operand and 64"),
@@ -105,7 +152,8 @@ def test_a_record_with_impossible_extents_is_refused(operands: list[OperandConst
     [
         ({"extents": "TN"}, "expected a tuple such as"),
         ({"extents": 5}, "expected a tuple such as"),
-        ({"extents": ("T", "N / 2")}, "a relation such as '4 \\* G'"),
+        ({"extents": ("T", "N / 0")}, "a relation such as '4 \\* G', 'B \\+ 1' or 'K / 128'"),
+        ({"extents": ("T", "2 * N / 3")}, "a relation such as '4 \\* G', 'B \\+ 1' or 'K / 128'"),
         ({"dtype": ["f32"]}, "unknown element type"),
         ({"alignment": 16.0}, "alignment 16.0: expected a whole number"),
         ({"divisibility": 1.5}, "divisibility 1.5: expected a whole number"),
@@ -132,6 +180,59 @@ def test_packed_operands_follow_their_relations() -> None:
 
 def test_what_an_extent_tells_of_a_named_one() -> None:
     assert [told(name, 9) for name in ("G", "4 * G + 1", "B + 1")] == [("G", 9), ("G", 2), ("B", 8)]
+    assert told("K / 128", 9) == ("K", None)
+    assert extent_names([constraint(extents=("K / 128", "M")), constraint(extents=("K",))]) == ["K", "M"]
+
+
+SCALED = (
+    OperandConstraint("a_scale", "f32", ("L", "M", "K / 128"), -2, 4, 16),
+    OperandConstraint("a", "f8e4m3", ("L", "M", "K"), -1, 16, 16),
+    OperandConstraint("b", "f8e4m3", ("L", "K", "N"), -2, 16, 16),
+    OperandConstraint("b_scale", "f32", ("L", "N / 128", "K / 128"), -1, 1, 4),
+    OperandConstraint("out", "bf16", ("L", "M", "N"), -1, 8, 16, written=True),
+)
+"""A product whose factors stand before what they scale; each block of 128 x 128 of b has one."""
+
+
+@pytest.mark.parametrize("batch", [{}, {"L": 1}, {"L": 3}])
+@pytest.mark.parametrize(
+    ("k", "n", "shapes"),
+    [
+        (128, 128, ((8, 1), (1, 1))),
+        (144, 256, ((8, 2), (2, 2))),
+        (112, 384, ((8, 1), (3, 1))),
+        (512, 16, ((8, 4), (1, 4))),
+    ],
+)
+def test_scale_factors_of_blocks(batch: dict[str, int], k: int, n: int, shapes: tuple[Any, ...]) -> None:
+    operands = packed(SCALED, {"M": 8, "K": k, "N": n, **batch})
+    assert tuple(operands[index].shape for index in (0, 3)) == tuple(
+        (*batch.values(), *shape) for shape in shapes
+    )
+    assert operands[0].strides[-2:] == (1, 8)
+    assert supports(SCALED, operands)
+    (_, scales), _ = shapes
+    wrong = (*batch.values(), 8, scales + 1)
+    verdict = supports(SCALED, [describe(wrong, "f32", strides=compact_strides(wrong, -2)), *operands[1:]])
+    assert verdict.reason == (
+        f"operand `a_scale` is unsupported: expected extent K / 128 = {scales}, since `a` has K = {k}, "
+        f"got {scales + 1}"
+    )
+
+
+@pytest.mark.parametrize("empty", [{"M": 0}, {"N": 0}, {"M": 0, "K": 0}, {"L": 0}])
+def test_the_quotient_of_an_extent_of_0_is_0(empty: dict[str, int]) -> None:
+    operands = packed(SCALED, {"M": 8, "K": 256, "N": 128, **empty})
+    assert 0 in operands[4].shape
+    assert supports(SCALED, operands)
+
+
+def test_a_quotient_of_a_batch_that_is_not_there_is_that_of_one() -> None:
+    constraints = (constraint(extents=("L / 2", "M")), constraint("y", extents=("L", "M"), written=True))
+    assert [one.shape for one in packed(constraints, {"M": 5})] == [(1, 5), (5,)]
+    assert supports(constraints, [describe((1, 5), "f32"), describe((5,), "f32")])
+    assert supports(constraints, [describe((2, 5), "f32"), describe((3, 5), "f32")])
+    assert not supports(constraints, [describe((2, 5), "f32"), describe((5,), "f32")])
 
 
 def test_an_extent_of_a_relation_alone_is_checked() -> None:
