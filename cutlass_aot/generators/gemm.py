@@ -12,6 +12,21 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
 """Extents of each operand by their names, batch first."""
 
+GROUPED, MASKED = "grouped_gemm", "masked_grouped_gemm"
+"""Operations on groups of rows, each with a B of its own.
+
+They lie one after the other, and the last operand has the end of each; or each lies in a matrix of its own,
+and the last operand says how many of its rows count."""
+
+GROUPED_EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
+    GROUPED: {"a": ("M", "K"), "b": ("G", "K", "N"), "out": ("M", "N")},
+    MASKED: {"a": ("G", "M", "K"), "b": ("G", "K", "N"), "out": ("G", "M", "N")},
+}
+"""Extents of their operands: G is the number of groups."""
+
+_GROUPS = {GROUPED: "offsets", MASKED: "rows"}
+"""Names of their last operands."""
+
 CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
 """The contiguous mode by the layout's letter."""
 
@@ -29,9 +44,19 @@ def constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ..
             written=name == "out",
         )
         for (name, extents), dtype, letter in zip(
-            EXTENTS.items(), problem.dtypes, problem.layouts, strict=True
+            GROUPED_EXTENTS.get(problem.operation, EXTENTS).items(),
+            problem.dtypes,
+            problem.layouts,
+            strict=True,
         )
     )
+
+
+def group_constraints(operation: str) -> tuple[OperandConstraint, ...]:
+    """The last operand of a grouped GEMM; none of another operation."""
+    if operation not in _GROUPS:
+        return ()
+    return (OperandConstraint(_GROUPS[operation], "i32", ("G",), -1, 1, 4),)
 
 
 def scale_constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ...]:
@@ -41,15 +66,16 @@ def scale_constraints(problem: Problem, alignment: int) -> tuple[OperandConstrai
     Addresses are multiples of ``alignment`` bytes.
     """
     found = []
-    for (name, extents), scale in zip(EXTENTS.items(), problem.scales, strict=False):
+    extents_of = GROUPED_EXTENTS.get(problem.operation, EXTENTS)
+    for (name, extents), scale in zip(extents_of.items(), problem.scales, strict=False):
         if scale is not None:
-            across = extents[1] if name == "a" else extents[2]
+            across = extents[-2] if name == "a" else extents[-1]
             across = across if scale.across == 1 else f"{across} / {scale.across}"
             found.append(
                 OperandConstraint(
                     name=f"{name}_scale",
                     dtype=scale.dtype,
-                    extents=("L", across, f"K / {scale.block}"),
+                    extents=(*extents[:-2], across, f"K / {scale.block}"),
                     contiguous=-2 if name == "a" else -1,
                     divisibility=1,
                     alignment=alignment,

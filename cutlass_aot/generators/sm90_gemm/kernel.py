@@ -130,8 +130,9 @@ def unswizzled(memory: Any, dtype: Any, shape: tuple[int, int, int]) -> Any:
 def group_of(
     cluster: Any, groups: Any, rows: Any, across: Any, lane: Any, plan: cutlass.Constexpr
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """Which group a cluster's tile is of, by a warp: its number, its first cluster, row and rows; all clusters.
+    """Which group a cluster's tile is of: its number, its first cluster, row and rows; and all clusters.
 
+    All lanes of a warp look together.
     ``groups`` has the end of each group along the rows, or how many of its own rows count; ``rows`` is their
     number, which bounds whatever is there. Clusters of a group are numbered after those of the groups before,
     ``across`` of them along the columns of the output.
@@ -144,7 +145,7 @@ def group_of(
         place = cutlass.min(index, count - 1)
         begin = cutlass.Int32(0)
         end = cutlass.max(cutlass.min(groups[place], rows), 0)
-        if cutlass.const_expr(plan.groups == CONTIGUOUS):
+        if cutlass.const_expr(plan.groups == CONTIGUOUS):  # noqa: SIM102 (the other is known at run time)
             if place > 0:
                 begin = cutlass.max(cutlass.min(groups[place - 1], rows), 0)
         here = cutlass.max(end - begin, 0)
@@ -556,12 +557,11 @@ def gemm_kernel(
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def factors_of(
-    scales: Any, corner: Any, lane: Any, batches: Any, plan: cutlass.Constexpr
-) -> tuple[Any, Any]:
+def factors_of(scales: Any, corner: Any, lane: Any, batches: Any, plan: cutlass.Constexpr) -> tuple[Any, Any]:
     """Where a lane finds the factors of a tile that it loads: those of A's rows, and one of a piece of B.
 
-    ``corner`` is that of :func:`corner_of`, ``batches`` those of A and B. A row, or a piece, that is not there has the factors of the last.
+    ``corner`` is that of :func:`corner_of`, ``batches`` those of A and B. A row, or a piece, that is not
+    there has the factors of the last.
     """
     of_a, of_b = scales
     batch_a, batch_b = batches
@@ -631,8 +631,11 @@ def read_factors(memory: Any, thread: Any, plan: Any) -> tuple[list[Any], list[A
     return of_a, of_b
 
 
-def add_scaled(total: Any, part: Any, factors: tuple[list[Any], list[Any]], plan: Any) -> None:
-    """Add the sums over one tile along K, times their factors, to those of the tiles before."""
+def add_scaled(total: Any, part: Any, factors: Any, plan: Any) -> None:
+    """Add the sums over one tile along K, times their factors, to those of the tiles before.
+
+    ``factors`` are those of :func:`read_factors`.
+    """
     rows, columns, _ = plan.tile
     of_a, of_b = factors
     for block in range(rows // (ROWS * plan.warp_groups)):

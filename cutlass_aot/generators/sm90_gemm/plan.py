@@ -43,8 +43,8 @@ LOADING_REGISTERS = 40
 """Registers of a thread that loads, after it has handed over the others."""
 
 CONTIGUOUS, MASKED = "contiguous", "masked"
-"""How groups of rows lie in A and the output: one after the other, or each in a batch of its own, of whose rows
-the first count."""
+"""How groups of rows lie in A and the output: one after the other, or each in a matrix of its own, of whose
+rows the first count."""
 
 SCALED_BLOCK = 128
 """Elements along K that share a scale factor, and rows of the weights that do."""
