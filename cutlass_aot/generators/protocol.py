@@ -40,7 +40,7 @@ class Problem:
         words += [f"accumulator {self.accumulator}" if self.accumulator else "", self.layouts]
         for name, scale in zip("ab", self.scales, strict=True):
             if scale is not None:
-                words.append(f"{name}_scale {scale.dtype} x {scale.block}")
+                words.append(f"{name}_scale {scale}")
         if self.epilogue is not None:
             words.append(self.epilogue.formula)
         return " ".join(word for word in words if word)

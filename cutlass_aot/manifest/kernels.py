@@ -32,7 +32,7 @@ TABLE_KEYS = (
     "ab", "a", "b", "out", "dtypes",
 )  # fmt: skip
 """Keys of a kernel table; every other key filters on the design."""
-GEMM_OPERATIONS = ("gemm", "grouped_gemm")
+GEMM_OPERATIONS = ("gemm", "grouped_gemm", "masked_grouped_gemm")
 """Operations whose operands a table has to name; another may fix them itself."""
 DEFAULT_ACCUMULATORS = {"f64": "f64", "i8": "i32", "u8": "i32"}
 """Accumulator for each A/B dtype where a table names none; every other dtype gets f32."""

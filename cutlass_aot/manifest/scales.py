@@ -14,10 +14,21 @@ MAX_BLOCK = 1 << 20
 
 
 class ScaleRequest(NamedTuple):
-    """Scale factors of an operand: their element type, and how many elements along K share one."""
+    """Scale factors of an operand: their element type, and which elements share one.
+
+    Attributes:
+        dtype: element type of the factors.
+        block: elements along K.
+        across: rows of A, or columns of B.
+    """
 
     dtype: str
     block: int
+    across: int = 1
+
+    def __str__(self) -> str:
+        block = f"{self.across} x {self.block}" if self.across > 1 else str(self.block)
+        return f"{self.dtype} x {block}"
 
 
 Scales = tuple[ScaleRequest | None, ScaleRequest | None]
@@ -48,9 +59,14 @@ def _scale(value: Any, where: str) -> ScaleRequest:
     dtype, block = value["dtype"], value["block"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ManifestError(unknown(f"{where}.dtype", dtype, tuple(DTYPES)))
-    if not is_whole_number(block, MAX_BLOCK):
-        raise ManifestError(f"{where}.block: {block!r}, expected a whole number from 1 to {MAX_BLOCK}")
-    return ScaleRequest(dtype, block)
+    sizes = block if isinstance(block, list) and len(block) == 2 else [1, block]
+    if not all(is_whole_number(size, MAX_BLOCK) for size in sizes):
+        raise ManifestError(
+            f"{where}.block: {block!r}, expected a whole number from 1 to {MAX_BLOCK}, elements along K that "
+            "share a factor, or two: rows of A or columns of B, and elements along K"
+        )
+    across, along = sizes
+    return ScaleRequest(dtype, along, across)
 
 
 _EXAMPLE = '{ dtype = "f8e8m0", block = 32 }'

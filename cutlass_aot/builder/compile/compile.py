@@ -20,6 +20,7 @@ from cutlass_aot.builder.events import Compiled, Failed, Listener, Shared, Start
 from cutlass_aot.builder.records import Enumeration, Failure, PlannedKernel, Sources, headline
 from cutlass_aot.errors import GeneratorError, StoreError
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import scales_of
 from cutlass_aot.generators.protocol import ScaleRequest
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -95,7 +96,7 @@ def _check_answer(question: Enumeration, answer: Enumerated) -> None:
         accumulator = kernel.accumulator if count else problem.accumulator
         found = (
             kernel.operation, kernel.target, dtypes, layouts, accumulator, kernel.epilogue,
-            _scales_of(kernel) if count else expected[-1],
+            scales_of(kernel) if count else expected[-1],
         )  # fmt: skip
         if found != expected:
             raise GeneratorError(
@@ -122,14 +123,6 @@ def _check_answer(question: Enumeration, answer: Enumerated) -> None:
 
 def _scales(a: ScaleRequest | None, b: ScaleRequest | None) -> dict[str, ScaleRequest]:
     return {name: scale for name, scale in (("a", a), ("b", b)) if scale is not None}
-
-
-def _scales_of(kernel: Kernel) -> dict[str, ScaleRequest]:
-    return {
-        operand.scale.of: ScaleRequest(operand.dtype, operand.scale.block)
-        for operand in kernel.operands
-        if operand.scale is not None
-    }
 
 
 def compile_missing(

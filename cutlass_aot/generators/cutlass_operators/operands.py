@@ -12,6 +12,7 @@ from typing import Any
 
 from cutlass_aot.generators.cutlass_operators import records
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import GROUPED_EXTENTS, group_constraints
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.schema.kernels.constraints import (
     ANY_SHAPE,
@@ -34,9 +35,6 @@ FAMILIES = {
     GROUPED: "SM100 grouped: A and out hold all groups, one after the other along M",
 }
 """Families besides dense GEMM, by the name of their operator class without ``Operator``."""
-
-GROUPED_EXTENTS = {"a": ("M", "K"), "b": ("G", "K", "N"), "out": ("M", "N")}
-"""Extents of a grouped GEMM's operands: G is the number of groups."""
 
 _SPREAD = 128
 """Elements that the contiguous extent is a multiple of where TMA spreads elements of 4 or 6 bits over bytes.
@@ -138,11 +136,10 @@ def mixed_input(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...
 def grouped(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
     """Operands of a grouped GEMM: a, b, out, offsets (the end of each group along M)."""
     constraints = [
-        constraint._replace(extents=GROUPED_EXTENTS[constraint.name])
+        constraint._replace(extents=GROUPED_EXTENTS[problem.operation][constraint.name])
         for constraint in records.constraints(operator, problem)
     ]
-    constraints.append(OperandConstraint("offsets", "i32", ("G",), -1, 1, 4))
-    return tuple(constraints)
+    return (*constraints, *group_constraints(problem.operation))
 
 
 def _scale_operand(of: str, dtype: str, scale: Scale) -> OperandConstraint:

@@ -11,9 +11,27 @@ from dataclasses import dataclass
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
-from cutlass_aot.generators.gemm import EXTENTS, constraints, problem_of_kernel
-from cutlass_aot.generators.protocol import CompiledFunction, Problem
-from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, ROWS, THREADS, Plan, make_plan
+from cutlass_aot.generators.gemm import (
+    EXTENTS,
+    GROUPED,
+    MASKED,
+    constraints,
+    group_constraints,
+    problem_of_kernel,
+    scale_constraints,
+    scales_of,
+)
+from cutlass_aot.generators.protocol import CompiledFunction, Problem, ScaleRequest
+from cutlass_aot.generators.sm90_gemm import plan
+from cutlass_aot.generators.sm90_gemm.plan import (
+    CONTIGUOUS,
+    LINE_BYTES,
+    ROWS,
+    SCALED_BLOCK,
+    THREADS,
+    Plan,
+    make_plan,
+)
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -21,6 +39,14 @@ from cutlass_aot.schema.kernels.epilogue import ELEMENT, MATRIX, NUMBER, Epilogu
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
+SCALED_FAMILY = "Sm90BlockScaledGemm"
+_FAMILIES = {
+    (False, False): FAMILY,
+    (True, False): SCALED_FAMILY,
+    (False, True): "Sm90GroupedGemm",
+    (True, True): "Sm90GroupedBlockScaledGemm",
+}
+"""Families by whether there are scale factors, and groups."""
 TARGET = "sm_90a"
 INPUTS = {
     "bf16": ("bf16", "f32"),
@@ -29,11 +55,20 @@ INPUTS = {
 }
 """Element types of A and B, each with those of the output."""
 LAYOUTS = ("tnt", "ttt")
+SCALES = (ScaleRequest("f32", SCALED_BLOCK), ScaleRequest("f32", SCALED_BLOCK, across=SCALED_BLOCK))
+"""Scale factors of FP8 operands: A has one for each row and 128 of K, B one for 128 columns and 128 of K."""
 EPILOGUE_DTYPES = ("bf16", "f16", "f32")
 """Element types of an epilogue's operands."""
 
+_GROUPS = {GROUPED: CONTIGUOUS, MASKED: plan.MASKED}
+"""How groups lie, by operation."""
+
 _ALIGNMENT = 16
 """Bytes; what TMA demands of addresses and strides. Source: CUDA driver API, cuTensorMapEncodeTiled."""
+
+
+_FACTOR_BYTES = 4
+"""Bytes; a scale factor is loaded alone, so that there can be any number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +80,12 @@ class _Design:
     blocks: int
     swap: bool
     persistent: bool = False
+    scaled: bool = False
+    groups: str = ""
 
     def values(self) -> dict[str, DesignValue]:
         return {
-            "family": FAMILY,
+            "family": _FAMILIES[self.scaled, bool(self.groups)],
             "tile_shape": self.tile,
             "cluster_shape": self.cluster,
             "blocks_per_sm": self.blocks,
@@ -89,6 +126,8 @@ class _Design:
             input_bits=input_bits,
             output_bits=output_bits,
             fused=fused,
+            scaled=self.scaled,
+            groups=self.groups,
         )
 
 
@@ -180,17 +219,104 @@ _PERSISTENT = {
 """The same for persistent kernels without one: for many tiles with a short sum."""
 
 
-def _designs(input_bits: int) -> Iterator[_Design]:
-    line = LINE_BYTES * 8 // input_bits
-    for table, swap, persistent in (
+_SCALED_EXCHANGED = {
+    (8, 64, 1, 3): "1x1x1 1x1x2 1x1x4 1x1x8",
+    (16, 64, 1, 3): "1x1x1 1x1x2 1x1x4",
+    (32, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
+    (48, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
+    (64, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
+    (96, 64, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "1x1x1 2x1x1",
+    (96, 128, 1, 1): "1x1x1 2x1x1",
+    (112, 128, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1",
+    (144, 128, 1, 1): "1x1x1",
+}
+"""The same with scale factors and an exchange."""
+
+_SCALED = {
+    (64, 64, 1, 2): "1x1x1",
+    (64, 96, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "1x1x1 1x1x2",
+    (128, 64, 1, 1): "1x1x1 1x2x1",
+    (128, 96, 1, 1): "1x1x1 1x2x1",
+    (128, 112, 1, 1): "1x1x1 2x1x1",
+    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
+    (128, 160, 1, 1): "1x1x1 2x1x1",
+    (192, 96, 1, 1): "1x1x1",
+}
+"""The same with scale factors."""
+
+_SCALED_PERSISTENT = {
+    (128, 96, 1, 1): "1x2x1",
+    (128, 112, 1, 1): "1x2x1",
+    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
+    (128, 160, 1, 1): "1x1x1 2x1x1 1x2x1",
+    (192, 96, 1, 1): "1x2x1",
+}
+"""The same with scale factors, for many tiles."""
+
+
+_GROUPED_EXCHANGED = {
+    (16, 128, 1, 1): "1x1x1",
+    (32, 128, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "1x1x1",
+}
+"""The same for groups of few rows."""
+
+_GROUPED = {
+    (64, 128, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1 1x2x1",
+    (128, 192, 1, 1): "1x1x1 1x2x1",
+    (128, 256, 1, 1): "1x1x1 1x2x1",
+}
+"""The same for groups."""
+
+_SCALED_GROUPED_EXCHANGED = {
+    (8, 128, 1, 1): "1x1x1",
+    (16, 128, 1, 1): "1x1x1",
+    (32, 128, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "1x1x1",
+    (96, 128, 1, 1): "1x1x1",
+}
+"""The same for groups of few rows with scale factors."""
+
+_SCALED_GROUPED = {
+    (64, 128, 1, 1): "1x1x1",
+    (128, 96, 1, 1): "1x1x1",
+    (128, 112, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1 1x2x1",
+    (128, 160, 1, 1): "1x1x1 1x2x1",
+}
+"""The same for groups with scale factors."""
+
+_Table = dict[tuple[int, int, int, int], str]
+_TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, bool, bool], ...]] = {
+    (False, False): (
         (_EXCHANGED, True, False),
         (_STRAIGHT, False, False),
         (_EXCHANGED_PERSISTENT, True, True),
         (_PERSISTENT, False, True),
-    ):
+    ),
+    (True, False): (
+        (_SCALED_EXCHANGED, True, False),
+        (_SCALED, False, False),
+        (_SCALED_PERSISTENT, False, True),
+    ),
+    (False, True): ((_GROUPED_EXCHANGED, True, True), (_GROUPED, False, True)),
+    (True, True): ((_SCALED_GROUPED_EXCHANGED, True, True), (_SCALED_GROUPED, False, True)),
+}
+"""By whether there are scale factors, and groups: tables, each with whether operands are exchanged and blocks
+persistent."""
+
+
+def _designs(input_bits: int, scaled: bool, groups: str) -> Iterator[_Design]:
+    line = LINE_BYTES * 8 // input_bits
+    for table, swap, persistent in _TABLES[scaled, bool(groups)]:
         for (m, n, lines, blocks), clusters in table.items():
             for cluster in clusters.split():
-                yield _Design((m, n, lines * line), _shape(cluster), blocks, swap, persistent)
+                tile = m, n, lines * line
+                yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -203,7 +329,7 @@ class Sm90Gemm:
 
     name = "sm90_gemm"
     version = "1"
-    operations = ("gemm",)
+    operations = ("gemm", GROUPED, MASKED)
     modules = (
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.gemm",
@@ -215,7 +341,7 @@ class Sm90Gemm:
         "cutlass_aot.schema.kernels.formula",
     )
     design: Mapping[str, str] = {
-        "family": f"always {FAMILY}",
+        "family": f"{FAMILY}, or {SCALED_FAMILY} with scale factors",
         "tile_shape": "rows, columns and depth of a block's tile of the output",
         "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
@@ -224,7 +350,7 @@ class Sm90Gemm:
     }
 
     def targets(self, operation: str) -> tuple[str, ...]:
-        """sm_90a; none for an operation other than ``gemm``."""
+        """sm_90a; none for an operation that it has not."""
         return (TARGET,) if operation in self.operations else ()
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
@@ -264,7 +390,7 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
         return None
     operands = (
         EpilogueOperand(operand.name, operand.dtype, operand.extents, written=operand.written)
-        for operand in kernel.operands[len(EXTENTS) :]
+        for operand in kernel.operands[len(EXTENTS) + len(scales_of(kernel)) :]
     )
     return Epilogue(kernel.epilogue, tuple(operands))
 
@@ -295,19 +421,29 @@ def _fusible(epilogue: Epilogue) -> bool:
 
 
 def _offered(problem: Problem, target: str) -> Iterator[_Design]:
-    if problem.operation != "gemm" or len(problem.dtypes) != len(EXTENTS) or target != TARGET:
+    if (
+        problem.operation not in Sm90Gemm.operations
+        or len(problem.dtypes) != len(EXTENTS)
+        or target != TARGET
+    ):
         return
     a, b, out = problem.dtypes
     if a not in INPUTS or b != a or out not in INPUTS[a] or problem.accumulator != "f32":
         return
     bits = DTYPES[a].bits
     # Tensor cores take 8-bit operands with their elements contiguous along K alone.
-    if problem.layouts not in (LAYOUTS if bits == 16 else LAYOUTS[:1]) or problem.scales != (None, None):
+    if problem.layouts not in (LAYOUTS if bits == 16 else LAYOUTS[:1]):
         return
-    if problem.epilogue is not None and not _fusible(problem.epilogue):
+    scaled = problem.scales != (None, None)
+    if scaled and (problem.scales != SCALES or bits != 8 or out == "f16" or problem.epilogue is not None):
+        return
+    groups = _GROUPS.get(problem.operation, "")
+    if problem.epilogue is not None and (groups or not _fusible(problem.epilogue)):
+        return
+    if groups and (problem.layouts != LAYOUTS[0] or (bits == 8 and not scaled)):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
-    for design in _designs(bits):
+    for design in _designs(bits, scaled, groups):
         # If columns of B are contiguous, the part of a tile that each block of a cluster loads has to consist
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
@@ -324,7 +460,9 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
         generator=Sm90Gemm.name,
         operands=(
             *constraints(problem, _ALIGNMENT),
+            *scale_constraints(problem, _FACTOR_BYTES),
             *(map(_epilogue_constraint, epilogue.operands) if epilogue else ()),
+            *group_constraints(problem.operation),
         ),
         accumulator=problem.accumulator,
         epilogue="" if epilogue is None else epilogue.formula,

@@ -30,9 +30,11 @@ from cutlass.utils import hopper_helpers as hopper
 from cutlass_aot.generators.sm90_gemm import epilogue as fused
 from cutlass_aot.generators.sm90_gemm.plan import (
     ALIGNMENT,
+    CONTIGUOUS,
     LOADING_REGISTERS,
     MAX_GRID_YZ,
     ROWS,
+    SCALED_BLOCK,
     THREADS,
     WARP,
     WARPS,
@@ -84,16 +86,18 @@ def tma_parts(
     place_of_tile: tuple[Any, Any],
     sharing: tuple[Any, int],
     batch: Any,
+    first_row: Any = None,
 ) -> tuple[Any, Any]:
     """What a block loads of an operand: where to, by stage, and where from, by tile along its rows and K.
 
     ``shape`` is that of a tile, ``place_of_tile`` its number along the rows and their extent, ``sharing`` the
     block's rank among those that share the operand, and their number: each loads its share of the rows for
     all. ``shared`` is the swizzled ring, or, where shares are not whole groups, that of :func:`unswizzled`.
+    Rows are counted from ``first_row`` if that is given.
     """
     rank, sharers = sharing
     number, extent = place_of_tile
-    from_row = moved_back(number, shape[0], extent)
+    from_row = moved_back(number, shape[0], extent) if first_row is None else first_row
     rows = shape[0]
     if not whole_groups(rows, sharers):
         # TMA swizzles by the address in shared memory, so that a share can begin anywhere among eight rows.
@@ -122,6 +126,67 @@ def unswizzled(memory: Any, dtype: Any, shape: tuple[int, int, int]) -> Any:
     return cute.make_tensor(cute.recast_ptr(memory, dtype=dtype), layout)
 
 
+@cute.jit  # type: ignore[untyped-decorator]
+def group_of(
+    cluster: Any, groups: Any, rows: Any, across: Any, lane: Any, plan: cutlass.Constexpr
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Which group a cluster's tile is of: its number, its first cluster, row and rows; and all clusters.
+
+    All lanes of a warp look together.
+    ``groups`` has the end of each group along the rows, or how many of its own rows count; ``rows`` is their
+    number, which bounds whatever is there. Clusters of a group are numbered after those of the groups before,
+    ``across`` of them along the columns of the output.
+    """
+    count = groups.shape[0]
+    height = plan.tokens
+    number, first, start, size, before = (cutlass.Int32(0) for _ in range(5))
+    for chunk in cutlass.range((count + WARP - 1) // WARP, unroll=1):
+        index = chunk * WARP + lane
+        place = cutlass.min(index, count - 1)
+        begin = cutlass.Int32(0)
+        end = cutlass.max(cutlass.min(groups[place], rows), 0)
+        if cutlass.const_expr(plan.groups == CONTIGUOUS):  # noqa: SIM102 (the other is known at run time)
+            if place > 0:
+                begin = cutlass.max(cutlass.min(groups[place - 1], rows), 0)
+        here = cutlass.max(end - begin, 0)
+        if index >= count:
+            here = cutlass.Int32(0)
+        clusters = (here + (height - 1)) // height * across
+        total = clusters
+        for step in cutlass.range_constexpr(5):
+            other = cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0)
+            if lane >= 1 << step:
+                total = total + other
+        from_cluster = before + total - clusters
+        found = cute.arch.vote_ballot_sync((cluster >= from_cluster) & (cluster < before + total))
+        if found != 0:
+            owner = cute.arch.popc((found & -found) - 1)
+            number = chunk * WARP + owner
+            first = cute.arch.shuffle_sync(from_cluster, owner)
+            start = cute.arch.shuffle_sync(begin, owner)
+            size = cute.arch.shuffle_sync(here, owner)
+        before = before + cute.arch.shuffle_sync(total, WARP - 1)
+    return number, first, start, size, before
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def place_in_group(
+    cluster: Any, groups: Any, rows: Any, across: Any, lane: Any, plan: cutlass.Constexpr
+) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """Of a cluster's tile: row and column among those of its group, batch, group, its first row and its end.
+
+    The batch is that of the rows of A and the output.
+    """
+    number, first, start, size, _ = group_of(cluster, groups, rows, across, lane, plan)
+    along = (size + (plan.tokens - 1)) // plan.tokens
+    if cutlass.const_expr(plan.swap):
+        row, column = place(cluster - first, across, along, plan.group)
+    else:
+        row, column = place(cluster - first, along, across, plan.group)
+    of_rows = cutlass.Int32(0) if plan.groups == CONTIGUOUS else number
+    return row, column, of_rows, number, start, start + size
+
+
 def tiles_of(extent: Any, tile: int) -> Any:
     """Tiles along an extent of at least 1; the sum of both may exceed 2^31 - 1."""
     return (extent - 1) // tile + 1
@@ -138,6 +203,8 @@ def gemm_kernel(
     part_mma: cute.TiledMma,
     layout_a: cute.ComposedLayout,
     layout_b: cute.ComposedLayout,
+    scales: Any,
+    groups: Any,
     operands: Any,
     dtype: cutlass.Constexpr,
     epilogue: cutlass.Constexpr,
@@ -155,6 +222,9 @@ def gemm_kernel(
         part_mma: of them, over as many columns as lie in shared memory at once; for its layout alone.
         layout_a: (M of a tile, K of a tile, stages) in shared memory.
         layout_b: (N of a tile, K of a tile, stages) in shared memory.
+        scales: scale factors of the caller's a, (M, K / 128, L), and of b, (N / 128, K / 128, L), both
+            quotients rounded up; empty without.
+        groups: (G,), see :func:`group_of`; None without.
         operands: tensors and numbers that the epilogue reads and writes.
         dtype: element type of A and B.
         epilogue: formula, None to store the sums converted.
@@ -184,6 +254,13 @@ def gemm_kernel(
         rows, columns = columns, rows
     clusters_m = tiles_of(rows, tile_m * cluster_m)
     clusters_n = tiles_of(columns, tile_n * cluster_n)
+    # Where tiles end at the latest.
+    end_rows, end_columns = rows, columns
+    if cutlass.const_expr(plan.scaled):
+        if cutlass.const_expr(plan.swap):
+            end_rows = tiles_of(rows, plan.piece) * plan.piece
+        else:
+            end_columns = tiles_of(columns, plan.piece) * plan.piece
     batch = batch_low + batch_high * MAX_GRID_YZ
     # One tile a block, or, of a persistent one, every so many of them.
     first = block // blocks
@@ -193,7 +270,10 @@ def gemm_kernel(
         last = clusters_m * clusters_n
         step = grid_x // blocks
     # Divisions take long: this is done while the launch before still runs.
-    first_row, first_column = place(first, clusters_m, clusters_n, plan.group)
+    first_row, first_column = cutlass.Int32(0), cutlass.Int32(0)
+    across = clusters_m if plan.swap else clusters_n
+    if cutlass.const_expr(not plan.groups):
+        first_row, first_column = place(first, clusters_m, clusters_n, plan.group)
 
     # This block's slice of K, in tiles. A slice may have none: the sum is then zero.
     tiles_k = tiles_of(tensor_a.shape[1], tile_k)
@@ -215,6 +295,9 @@ def gemm_kernel(
     staged_dtype = cutlass.Float32 if plan.staged_bits == 32 else out.element_type
     staged = cute.recast_ptr(ring + plan.staged_offset, dtype=staged_dtype)
     ring_b = ring + stages * (tile_m * tile_k * dtype.width // 8)
+    factors = None
+    if cutlass.const_expr(plan.scaled):
+        factors = smem.allocate_array(cutlass.Float32, stages * plan.factor_stride)
     shared_a = cute.make_tensor(cute.recast_ptr(ring, layout_a.inner, dtype=dtype), layout_a.outer)
     shared_b = cute.make_tensor(cute.recast_ptr(ring_b, layout_b.inner, dtype=dtype), layout_b.outer)
 
@@ -224,7 +307,7 @@ def gemm_kernel(
     if warp == 0:
         with cute.arch.elect_one():
             for stage in cutlass.range_constexpr(stages):
-                cute.arch.mbarrier_init(full + stage, 1)
+                cute.arch.mbarrier_init(full + stage, 1 + WARP if plan.scaled else 1)
                 cute.arch.mbarrier_init(empty + stage, mma_warps * sharers)
         cute.arch.mbarrier_init_fence()
     if warp == mma_warps:
@@ -238,6 +321,9 @@ def gemm_kernel(
     # Up to here the launch before may still run, whose results may be operands. The one after may set up.
     cute.arch.griddepcontrol_wait()
     cute.arch.griddepcontrol_launch_dependents()
+    tokens = out.shape[1]
+    if cutlass.const_expr(plan.groups):
+        *_, last = group_of(cutlass.Int32(-1), groups, tokens, across, lane, plan)
 
     if cutlass.const_expr(plan.hands_over):  # noqa: SIM102 (the other is known at run time)
         if warp >= mma_warps:
@@ -258,19 +344,38 @@ def gemm_kernel(
         phase = cutlass.Int32(1)
         row_of_clusters, column_of_clusters = first_row, first_column
         for cluster in cutlass.range(first, last, step, unroll=1):
+            batch_a, batch_b, from_row, from_column = batch, batch, None, None
+            if cutlass.const_expr(plan.groups):
+                row_of_clusters, column_of_clusters, of_tokens, group, from_token, _ = place_in_group(
+                    cluster, groups, tokens, across, lane, plan
+                )
+                batch_a, batch_b = (group, of_tokens) if plan.swap else (of_tokens, group)
             tile_row = row_of_clusters * cluster_m + rank_m
             tile_column = column_of_clusters * cluster_n + rank_n
+            if cutlass.const_expr(plan.groups):
+                if cutlass.const_expr(plan.swap):
+                    from_column, tile_column = from_token + tile_column * tile_n, cutlass.Int32(0)
+                else:
+                    from_row, tile_row = from_token + tile_row * tile_m, cutlass.Int32(0)
             to_a, from_a = tma_parts(
-                load_a, tensor_a, filled_a, (tile_m, tile_k), (tile_row, rows), (rank_n, cluster_n), batch
+                load_a,
+                tensor_a,
+                filled_a,
+                (tile_m, tile_k),
+                (tile_row, end_rows),
+                (rank_n, cluster_n),
+                batch_a,
+                from_row,
             )
             to_b, from_b = tma_parts(
                 load_b,
                 tensor_b,
                 filled_b,
                 (tile_n, tile_k),
-                (tile_column, columns),
+                (tile_column, end_columns),
                 (rank_m, cluster_m),
-                batch,
+                batch_b,
+                from_column,
             )
             for index_k in cutlass.range(first_k, first_k + count_k, unroll=1):
                 cute.arch.mbarrier_wait(empty + stage, phase)
@@ -294,10 +399,44 @@ def gemm_kernel(
                 if stage == stages:
                     stage = cutlass.Int32(0)
                     phase = phase ^ 1
-            if cutlass.const_expr(plan.active > 0):
+            if cutlass.const_expr(plan.active > 0 and not plan.groups):
                 row_of_clusters, column_of_clusters = place(
                     cluster + step, clusters_m, clusters_n, plan.group
                 )
+
+    if cutlass.const_expr(plan.scaled):  # noqa: SIM102 (the other is known at run time)
+        if warp == mma_warps + 1:
+            stage = cutlass.Int32(0)
+            phase = cutlass.Int32(1)
+            row_of_clusters, column_of_clusters = first_row, first_column
+            for cluster in cutlass.range(first, last, step, unroll=1):
+                batches_of_factors, from_token = (batch, batch), None
+                if cutlass.const_expr(plan.groups):
+                    row_of_clusters, column_of_clusters, of_tokens, group, from_token, _ = place_in_group(
+                        cluster, groups, tokens, across, lane, plan
+                    )
+                    batches_of_factors = of_tokens, group
+                begin = corner_of(
+                    row_of_clusters,
+                    column_of_clusters,
+                    (rank_m, rank_n),
+                    (end_rows, end_columns),
+                    plan,
+                    from_token,
+                )
+                from_a, from_b = factors_of(scales, begin, lane, batches_of_factors, plan)
+                for index_k in cutlass.range(first_k, first_k + count_k, unroll=1):
+                    cute.arch.mbarrier_wait(empty + stage, phase)
+                    load_factors(from_a, from_b, index_k, factors + stage * plan.factor_stride, lane, plan)
+                    cute.arch.cp_async_mbarrier_arrive_noinc(full + stage)
+                    stage += 1
+                    if stage == stages:
+                        stage = cutlass.Int32(0)
+                        phase = phase ^ 1
+                if cutlass.const_expr(plan.active > 0 and not plan.groups):
+                    row_of_clusters, column_of_clusters = place(
+                        cluster + step, clusters_m, clusters_n, plan.group
+                    )
 
     if warp < mma_warps:
         if cutlass.const_expr(plan.hands_over):
@@ -307,6 +446,9 @@ def gemm_kernel(
         of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))
         total = cute.make_rmem_tensor(tiled_mma.partition_shape_C((tile_m, tile_n)), cutlass.Float32)
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+        part = total
+        if cutlass.const_expr(plan.scaled):
+            part = cute.make_rmem_tensor(total.layout, cutlass.Float32)
 
         # The block of the cluster that this lane tells that a stage is empty: of its row, then its column.
         sharer = rank
@@ -331,39 +473,72 @@ def gemm_kernel(
         for cluster in cutlass.range(first, last, step, unroll=1):
             total.fill(0.0)
             before = stage
+            batch_out, from_token, end = batch, None, tokens
+            if cutlass.const_expr(plan.groups):
+                row_of_clusters, column_of_clusters, batch_out, _, from_token, end = place_in_group(
+                    cluster, groups, tokens, across, lane, plan
+                )
             for index_k in cutlass.range(count_k, unroll=1):
                 cute.arch.mbarrier_wait(full + stage, phase)
+                products = None
+                if cutlass.const_expr(plan.scaled):
+                    products = read_factors(factors + stage * plan.factor_stride, thread, plan)
                 warpgroup.fence()
-                for part in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
-                    at = (None, None, part, stage)
-                    cute.gemm(tiled_mma, total, of_a[at], of_b[at], total)
+                for piece in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
+                    at = (None, None, piece, stage)
+                    if cutlass.const_expr(plan.scaled):
+                        tiled_mma.set(warpgroup.Field.ACCUMULATE, piece > 0)
+                    cute.gemm(tiled_mma, part, of_a[at], of_b[at], part)
                 warpgroup.commit_group()
-                # One tile's instructions stay in flight; those of the tile before are done.
-                warpgroup.wait_group(1)
-                if index_k > 0:
-                    release(empty + before, lane, sharer, sharers)
-                before = stage
+                if cutlass.const_expr(plan.scaled):
+                    # Other warp groups compute meanwhile.
+                    warpgroup.wait_group(0)
+                    release(empty + stage, lane, sharer, sharers)
+                    add_scaled(total, part, products, plan)
+                else:
+                    # One tile's instructions stay in flight; those of the tile before are done.
+                    warpgroup.wait_group(1)
+                    if index_k > 0:
+                        release(empty + before, lane, sharer, sharers)
+                    before = stage
                 stage += 1
                 if stage == stages:
                     stage = cutlass.Int32(0)
                     phase = phase ^ 1
-            warpgroup.wait_group(0)
-            if count_k > 0:
-                release(empty + before, lane, sharer, sharers)
-            begin = corner_of(row_of_clusters, column_of_clusters, (rank_m, rank_n), (rows, columns), plan)
+            if cutlass.const_expr(not plan.scaled):
+                warpgroup.wait_group(0)
+                if count_k > 0:
+                    release(empty + before, lane, sharer, sharers)
+            begin = corner_of(
+                row_of_clusters,
+                column_of_clusters,
+                (rank_m, rank_n),
+                (end_rows, end_columns),
+                plan,
+                from_token,
+            )
             if cutlass.const_expr(plan.direct):
-                store_sums(total, thread, begin, batch, out, operands, epilogue, plan)
+                store_sums(total, thread, begin, (batch_out, end), out, operands, epilogue, plan)
             else:
-                for part in cutlass.range_constexpr(tile_n // width):
-                    # Every thread is done with what lay here: stages, or the part before.
+                for piece in cutlass.range_constexpr(tile_n // width):
+                    # Every thread is done with what lay here: stages, or the piece before.
                     meet(plan)
-                    lay_down(total, writes, part, plan)
+                    lay_down(total, writes, piece, plan)
                     if cutlass.const_expr(split == 1):
                         meet(plan)
                         finish(
-                            staged, thread, rank, begin, part * width, batch, out, operands, epilogue, plan
+                            staged,
+                            thread,
+                            rank,
+                            begin,
+                            piece * width,
+                            (batch_out, end),
+                            out,
+                            operands,
+                            epilogue,
+                            plan,
                         )
-            if cutlass.const_expr(plan.active > 0):
+            if cutlass.const_expr(plan.active > 0 and not plan.groups):
                 row_of_clusters, column_of_clusters = place(
                     cluster + step, clusters_m, clusters_n, plan.group
                 )
@@ -372,13 +547,109 @@ def gemm_kernel(
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         if warp < mma_warps:
-            at_last = corner_of(first_row, first_column, (rank_m, rank_n), (rows, columns), plan)
-            finish(staged, thread, rank, at_last, 0, batch, out, operands, epilogue, plan)
+            at_last = corner_of(first_row, first_column, (rank_m, rank_n), (end_rows, end_columns), plan)
+            finish(staged, thread, rank, at_last, 0, (batch, tokens), out, operands, epilogue, plan)
 
     if cutlass.const_expr(blocks > 1):
         # A block stays until no other reads its shared memory or tells it that a stage is empty.
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def factors_of(scales: Any, corner: Any, lane: Any, batches: Any, plan: cutlass.Constexpr) -> tuple[Any, Any]:
+    """Where a lane finds the factors of a tile that it loads: those of A's rows, and one of a piece of B.
+
+    ``corner`` is that of :func:`corner_of`, ``batches`` those of A and B. A row, or a piece, that is not
+    there has the factors of the last.
+    """
+    of_a, of_b = scales
+    batch_a, batch_b = batches
+    first_a, first_b = (corner[1], corner[0]) if plan.swap else corner[:2]
+    count, _ = plan.factors
+    rows, pieces = of_a.shape[0], of_b.shape[0]
+    from_a = [
+        of_a[cutlass.min(cutlass.Int32(first_a) + (turn * WARP + lane), rows - 1), None, batch_a]
+        for turn in range((count + WARP - 1) // WARP)
+    ]
+    piece = cutlass.Int32(first_b) // plan.piece + lane
+    from_b = of_b[cutlass.min(piece * plan.piece // SCALED_BLOCK, pieces - 1), None, batch_b]
+    return from_a, from_b
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def load_factors(
+    from_a: cutlass.Constexpr, from_b: Any, index_k: Any, to: Any, lane: Any, plan: cutlass.Constexpr
+) -> None:
+    """Begin to load the factors of a tile along K into shared memory, a lane's part of them."""
+    copy = cute.make_copy_atom(cpasync.CopyG2SOp(), cutlass.Float32, num_bits_per_copy=32)
+    count_a, count_b = plan.factors
+    for turn in cutlass.range_constexpr(len(from_a)):
+        place = turn * WARP + lane
+        if cutlass.const_expr((turn + 1) * WARP <= count_a):
+            cute.copy(copy, one_of(from_a[turn], index_k), one_of_shared(to, place))
+        else:
+            if place < count_a:
+                cute.copy(copy, one_of(from_a[turn], index_k), one_of_shared(to, place))
+    if lane < count_b:
+        cute.copy(copy, one_of(from_b, index_k), one_of_shared(to, count_a + lane))
+
+
+def one_of(tensor: Any, index: Any) -> Any:
+    """One element of a tensor of rank 1, as a tensor."""
+    return cute.make_tensor(tensor.iterator + tensor.layout(index), cute.make_layout(1))
+
+
+def one_of_shared(memory: Any, place: Any) -> Any:
+    """One element of shared memory, as a tensor."""
+    return cute.make_tensor(memory + place, cute.make_layout(1))
+
+
+def read_factors(memory: Any, thread: Any, plan: Any) -> tuple[list[Any], list[Any]]:
+    """Factors of the sums that a thread has, of a stage: of A's rows, and of pieces of B, in their order.
+
+    A thread has two neighbouring columns of each eight, in two of each 64 rows of the tensor core.
+    """
+    rows, columns, _ = plan.tile
+    count_a, count_b = plan.factors
+    lane = thread % WARP
+    group, row = thread // THREADS, thread % THREADS // WARP * (ROWS // WARPS) + lane // 4
+    blocks = range(rows // (ROWS * plan.warp_groups))
+    if plan.swap:
+        pairs = cute.make_tensor(memory + lane % 4 * 2, cute.make_layout((2, columns // 8), stride=(1, 8)))
+        found = cute.make_rmem_tensor((2, columns // 8), cutlass.Float32)
+        cute.autovec_copy(pairs, found)
+        of_a = [found[index] for index in range(columns // 4)]
+        of_b = [memory[count_a + block * plan.warp_groups + group] for block in blocks]
+    else:
+        of_a = [
+            memory[(block * plan.warp_groups + group) * ROWS + row + half * 8]
+            for block in blocks
+            for half in range(2)
+        ]
+        of_b = [memory[count_a + index] for index in range(count_b)]
+    return of_a, of_b
+
+
+def add_scaled(total: Any, part: Any, factors: Any, plan: Any) -> None:
+    """Add the sums over one tile along K, times their factors, to those of the tiles before.
+
+    ``factors`` are those of :func:`read_factors`.
+    """
+    rows, columns, _ = plan.tile
+    of_a, of_b = factors
+    for block in range(rows // (ROWS * plan.warp_groups)):
+        products: dict[tuple[int, int], Any] = {}
+        for group in range(columns // 8):
+            for place in range(4):
+                if plan.swap:
+                    key = group * 2 + place % 2, block
+                else:
+                    key = block * 2 + place // 2, group * 8 // plan.piece
+                if key not in products:
+                    products[key] = of_a[key[0]] * of_b[key[1]]
+                index = (block * (columns // 8) + group) * 4 + place
+                total[index] = total[index] + settled(part[index]) * products[key]
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -392,7 +663,7 @@ def store_sums(
     total: Any,
     thread: Any,
     corner: Any,
-    batch: Any,
+    bounds: Any,
     out: Any,
     operands: Any,
     epilogue: cutlass.Constexpr,
@@ -404,13 +675,14 @@ def store_sums(
         total: of this thread: two neighbours of each eight columns, in two of each 64 rows.
         thread: of those that compute.
         corner: row and column where the tile begins, and the first of each that are to be stored.
-        batch: of the tile.
+        bounds: batch of the tile, and the end of the rows of the output that are stored.
         out: (L, M, N).
         operands: of the epilogue.
         epilogue: formula, or None.
         plan: everything else that is compiled in.
     """
-    batches, rows, columns = out.shape
+    batches, _, columns = out.shape
+    batch, rows = bounds
     first_row, first_column, own_row, own_column = corner
     lane = thread % WARP
     # Of the tile, the row and the column of the output where this thread's first four neighbours begin.
@@ -574,16 +846,22 @@ def corner_of(
     ranks: tuple[Any, Any],
     extents: tuple[Any, Any],
     plan: cutlass.Constexpr,
+    from_token: Any = None,
 ) -> tuple[Any, Any, Any, Any]:
     """Where a block's tile begins, and the first row and column that are its own: those before are another's.
 
+    Rows of the output are counted from ``from_token`` if that is given.
     64-bit: past the last row or column there can be number 2^31 - 1, and an offset exceeds that.
     """
     starts, own = [], []
     for at, (clusters, rank) in enumerate(zip((row_of_clusters, column_of_clusters), ranks, strict=True)):
         tile = clusters * plan.cluster[at] + rank
         first = cutlass.Int64(tile) * plan.tile[at]
-        starts.append(first + moved_back(tile, plan.tile[at], extents[at]))
+        if from_token is not None and at == (1 if plan.swap else 0):
+            first = first + from_token
+            starts.append(first)
+        else:
+            starts.append(first + moved_back(tile, plan.tile[at], extents[at]))
         own.append(first)
     return (*starts, *own)
 
@@ -595,7 +873,7 @@ def finish(
     rank: Any,
     corner: Any,
     skipped: cutlass.Constexpr,
-    batch: Any,
+    bounds: Any,
     out: Any,
     operands: Any,
     epilogue: cutlass.Constexpr,
@@ -609,7 +887,7 @@ def finish(
         rank: of the block in its cluster.
         corner: row and column where the tile begins, and the first of each that are to be stored.
         skipped: columns of the tile before those in shared memory.
-        batch: of the tile.
+        bounds: batch of the tile, and the end of the rows of the output that are stored.
         out: (L, M, N).
         operands: of the epilogue.
         epilogue: formula, or None.
@@ -617,7 +895,8 @@ def finish(
     """
     tile_m, width, vector = plan.tile[0], plan.staged_columns, plan.vector
     in_plane = plan.cluster[0] * plan.cluster[1]
-    batches, rows, columns = out.shape
+    batches, _, columns = out.shape
+    batch, rows = bounds
     first_row, first_column, own_row, own_column = corner
     first_column = first_column + skipped
     if cutlass.const_expr(plan.swap):
@@ -727,9 +1006,23 @@ def gemm(
         out: (L, M, N).
         epilogue: an :class:`~cutlass_aot.schema.kernels.epilogue.Epilogue`, or None.
         plan: a :class:`~cutlass_aot.generators.sm90_gemm.plan.Plan`.
-        others: what the epilogue reads and writes, then the CUDA stream.
+        others: scale factors of a and b, if the plan has them, what the epilogue reads and writes, groups
+            if the plan has them, then the CUDA stream.
     """
     *operands, stream = others
+    scales: tuple[Any, ...] = ()
+    if cutlass.const_expr(plan.scaled):
+        of_a, of_b, *operands = operands
+        if cutlass.const_expr(plan.groups == CONTIGUOUS):
+            of_a = one_batch(of_a)
+        scales = tuple(
+            cute.make_tensor(scale.iterator, cute.select(scale.layout, [1, 2, 0])) for scale in (of_a, of_b)
+        )
+    groups = None
+    if cutlass.const_expr(plan.groups):
+        *operands, groups = operands
+        if cutlass.const_expr(plan.groups == CONTIGUOUS):
+            a, out = one_batch(a), one_batch(out)
     left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
     right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))
     batches, rows, columns = out.shape
@@ -758,11 +1051,14 @@ def gemm(
         for width in (tile_n, plan.staged_columns)
     )
     clusters = tiles_of(rows, tile_m * cluster_m) * tiles_of(columns, tile_n * cluster_n)
-    if cutlass.const_expr(plan.active > 0):
+    if cutlass.const_expr(plan.groups):
+        # How many tiles there are is in the memory of the GPU.
+        clusters, batches = plan.active, 1
+    elif cutlass.const_expr(plan.active > 0):
         clusters = cutlass.min(clusters, plan.active)
     gemm_kernel(
-        load_a, tensor_a, load_b, tensor_b, out, tiled_mma, part_mma, layout_a, layout_b, tuple(operands),
-        dtype, epilogue, plan,
+        load_a, tensor_a, load_b, tensor_b, out, tiled_mma, part_mma, layout_a, layout_b, scales,
+        groups, tuple(operands), dtype, epilogue, plan,
     ).launch(
         grid=(clusters * blocks, cutlass.min(batches, MAX_GRID_YZ), tiles_of(batches, MAX_GRID_YZ)),
         block=(plan.threads, 1, 1),
@@ -771,6 +1067,13 @@ def gemm(
         use_pdl=True,
         stream=stream,
     )  # fmt: skip
+
+
+def one_batch(tensor: Any) -> Any:
+    """A matrix as a batch of one."""
+    (rows, columns), (stride, _) = tensor.shape, tensor.stride
+    layout = cute.make_layout((1, rows, columns), stride=(rows * stride, *tensor.stride))
+    return cute.make_tensor(tensor.iterator, layout)
 
 
 def tma_load(tensor: Any, major: Any, tile: tuple[int, int], sharers: int) -> Any:

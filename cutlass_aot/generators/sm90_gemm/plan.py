@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 WARP = 32
@@ -41,6 +42,13 @@ MOST_STAGED_COLUMNS = 32
 LOADING_REGISTERS = 40
 """Registers of a thread that loads, after it has handed over the others."""
 
+CONTIGUOUS, MASKED = "contiguous", "masked"
+"""How groups of rows lie in A and the output: one after the other, or each in a matrix of its own, of whose
+rows the first count."""
+
+SCALED_BLOCK = 128
+"""Elements along K that share a scale factor, and rows of the weights that do."""
+
 
 def whole_groups(rows: int, sharers: int) -> bool:
     """Whether each of the blocks that share a tile of so many rows loads whole swizzled groups of them."""
@@ -65,6 +73,9 @@ class Plan:
         stage_bytes: bytes of one stage.
         staged_bits: bits of an element of the results in shared memory, or before they are stored: 32, an
             accumulator, if several blocks add up or an epilogue follows, else the output's.
+        scaled: whether A has a scale factor for each row and 128 of K, and B for 128 columns and 128 of K.
+        groups: :data:`CONTIGUOUS` or :data:`MASKED` for groups of rows of A, each with a B of its own; those
+            blocks are persistent. Else empty.
     """
 
     tile: tuple[int, int, int]
@@ -77,6 +88,14 @@ class Plan:
     stages: int
     stage_bytes: int
     staged_bits: int
+    scaled: bool = False
+    groups: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the output that a cluster computes."""
+        at = 1 if self.swap else 0
+        return self.tile[at] * self.cluster[at]
 
     @property
     def totals(self) -> int:
@@ -90,7 +109,8 @@ class Plan:
         # A single loading warp takes as many registers from the others as a warp group does: each part of the
         # multiprocessor has as many for each of its warps as the part with the most warps.
         warps = self.blocks * (self.warp_groups + 1)
-        return self.totals + OTHER_REGISTERS > REGISTERS // WARPS // WARP // warps
+        sums = 2 * self.totals if self.scaled else self.totals
+        return sums + OTHER_REGISTERS > REGISTERS // WARPS // WARP // warps
 
     @property
     def computing_registers(self) -> int:
@@ -100,8 +120,32 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the warp groups that compute, and the warp, or warp group, that loads."""
-        return self.warp_groups * THREADS + (THREADS if self.hands_over else WARP)
+        """Threads of a block: the warp groups that compute, and the warps, or warp group, that load.
+
+        One warp loads operands, and one scale factors, if there are any.
+        """
+        if self.hands_over:
+            return (self.warp_groups + 1) * THREADS
+        return self.warp_groups * THREADS + (2 * WARP if self.scaled else WARP)
+
+    @property
+    def factors(self) -> tuple[int, int]:
+        """Scale factors of a stage: those of A's rows, and those of pieces of B's columns.
+
+        A piece is what shares a factor wherever the tile begins, which is at a multiple of a piece.
+        """
+        rows, columns = (self.tile[1], self.tile[0]) if self.swap else self.tile[:2]
+        return rows, columns // self.piece
+
+    @property
+    def piece(self) -> int:
+        """Columns of B, which are the tensor core's rows with ``swap``, of a tile that share a factor."""
+        return ROWS if self.swap else math.gcd(self.tile[1], SCALED_BLOCK)
+
+    @property
+    def factor_stride(self) -> int:
+        """Scale factors from those of one stage to those of the next: a multiple of 16 bytes."""
+        return -(-sum(self.factors) // 4) * 4 if self.scaled else 0
 
     @property
     def split(self) -> int:
@@ -175,10 +219,13 @@ def make_plan(
     input_bits: int,
     output_bits: int,
     fused: bool = False,
+    scaled: bool = False,
+    groups: str = "",
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
-    Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are.
+    Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are,
+    ``scaled`` if there are scale factors.
     Raises :class:`ValueError` if the results, or two stages, do not fit, the registers of several blocks
     do not suffice, or blocks cannot share the results or an operand's tile equally.
     """
@@ -196,7 +243,11 @@ def make_plan(
         stages=0,
         stage_bytes=stage_bytes,
         staged_bits=32 if cluster[2] > 1 or fused else output_bits,
+        scaled=scaled,
+        groups=groups,
     )
+    if groups and not (active and cluster[2] == 1):
+        raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
     if blocks > 1 and plan.hands_over:
         raise ValueError(f"{blocks} blocks with a tile {tile} leave no registers to hand over")
     lines = depth * input_bits // 8 // LINE_BYTES
@@ -205,9 +256,10 @@ def make_plan(
             raise ValueError(f"{sharers} blocks cannot load equal parts of {extent} rows of {lines} lines")
     if rows * columns % (plan.vector * plan.split):
         raise ValueError(f"{plan.split} blocks cannot store equal parts of a tile {tile}")
-    stages = (capacity - (plan.staged_bytes if active else 0)) // stage_bytes
+    factor_bytes = plan.factor_stride * 4
+    stages = (capacity - (plan.staged_bytes if active else 0)) // (stage_bytes + factor_bytes)
     plan = replace(plan, stages=stages)
-    if stages < 2 or plan.shared_bytes > capacity:
+    if stages < 2 or plan.shared_bytes + stages * factor_bytes > capacity:
         raise ValueError(
             f"tile {tile} needs {max(2 * stage_bytes, plan.shared_bytes)} bytes of shared memory, "
             f"there are {capacity} for each of {blocks} blocks"
