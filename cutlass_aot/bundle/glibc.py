@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cutlass_aot.bundle.elf import SharedObject, read_shared_object
 from cutlass_aot.errors import BundleError
+from cutlass_aot.runtime.files.verified_read import read_bounded
 from cutlass_aot.schema.bundles.catalog import MAX_LIBRARY_BYTES
 from cutlass_aot.schema.compression import decompressed
 
@@ -56,11 +57,14 @@ def promised_glibc(libraries: Iterable[tuple[int, int]]) -> str:
 
 
 def glibc_of(libraries: Iterable[Path]) -> str:
-    """The glibc that a bundle promises to need, with these libraries, each one zstd frame."""
-    read = {
-        path: read_shared_object(decompressed(path.read_bytes(), MAX_LIBRARY_BYTES), path.name)
-        for path in sorted(set(libraries))
-    }
+    """The glibc that a bundle promises to need, with these libraries, each one zstd frame.
+
+    A file that cannot be read is a :class:`BundleError`, one that is no such library a :class:`CorruptFile`.
+    """
+    read = {}
+    for path in sorted(set(libraries)):
+        frame = read_bounded(path.parent, path.name, MAX_LIBRARY_BYTES)
+        read[path] = read_shared_object(decompressed(frame, MAX_LIBRARY_BYTES), path.name)
     return promised_glibc(needed_glibc(library, path.name) for path, library in read.items())
 
 

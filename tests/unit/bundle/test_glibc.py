@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.bundle.elf import SharedObject, read_shared_object
-from cutlass_aot.bundle.glibc import needed_glibc, platform_tags, promised_glibc
+from cutlass_aot.bundle.glibc import glibc_of, needed_glibc, platform_tags, promised_glibc
 from cutlass_aot.errors import BundleError, CorruptFile
+from tools.torture.other_files import put
 
 PLAIN = SharedObject("x86_64", frozenset(), ("libc.so.6",))
 
@@ -112,3 +113,12 @@ def test_altered_version_needs_are_refused_or_read(library: bytes, data: st.Data
     # Refused with a reason, or read: a hang, or another error, would fail.
     with contextlib.suppress(CorruptFile):
         read_shared_object(bytes(altered), "x")
+
+
+@pytest.mark.parametrize("kind", ["gone", "named pipe", "directory"])
+def test_a_library_that_cannot_be_read_is_an_error_of_the_bundle(tmp_path, kind):
+    path = tmp_path / "library.zst"
+    if kind != "gone":
+        put(kind, path)
+    with pytest.raises((BundleError, CorruptFile), match=r"library\.zst"):
+        glibc_of([path])
