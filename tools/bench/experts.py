@@ -236,9 +236,7 @@ class Cases:
                 )
         if self._others and not narrow:
             starts = [0, *ends.tolist()]
-            parts = [
-                (x[s:e], w[g].T, out[s:e]) for g, (s, e) in enumerate(pairwise(starts))
-            ]
+            parts = [(x[s:e], w[g].T, out[s:e]) for g, (s, e) in enumerate(pairwise(starts))]
             launches["torch.mm of each"] = lambda: [torch.mm(a, b, out=c) for a, b, c in parts]
             if hasattr(torch, "_grouped_mm"):
                 launches["torch._grouped_mm"] = lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends)
@@ -294,7 +292,7 @@ def _short(kernel: Any) -> str:
     words += [
         word for word, name in (("swap", "swap_operands"), ("persistent", "persistent")) if design[name]
     ]
-    return " ".join([*words, f"b{design['blocks_per_sm']}", str(design.get("schedule", ""))])
+    return " ".join([*words, f"{design['blocks_per_sm']} a multiprocessor"])
 
 
 def times(torch: Any, case: Case, flushed: Any, count: int) -> None:

@@ -82,7 +82,6 @@ class _Design:
     persistent: bool = False
     scaled: bool = False
     groups: str = ""
-    schedule: str = ""
 
     def values(self) -> dict[str, DesignValue]:
         return {
@@ -92,7 +91,6 @@ class _Design:
             "blocks_per_sm": self.blocks,
             "swap_operands": self.swap,
             "persistent": self.persistent,
-            **({"schedule": self.schedule} if self.schedule else {}),
         }
 
     @property
@@ -132,7 +130,6 @@ class _Design:
             fused=fused,
             scaled=self.scaled,
             groups=self.groups,
-            schedule=self.schedule,
         )
 
 
@@ -225,21 +222,36 @@ _PERSISTENT = {
 
 
 _SCALED_EXCHANGED = {
+    (8, 64, 1, 3): "1x1x1 1x1x2 1x1x4",
+    (16, 64, 1, 3): "1x1x1 1x1x2 1x1x4",
+    (32, 64, 1, 2): "1x1x1 1x1x2",
+    (48, 64, 1, 2): "1x1x1 1x1x2",
+    (64, 64, 1, 2): "1x1x1 1x1x2",
+    (64, 128, 1, 1): "1x1x1",
 }
 """The same with scale factors and an exchange."""
 
 _SCALED = {
-    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
-    (128, 112, 1, 1): "1x1x1 1x2x1",
-    (128, 96, 1, 1): "1x1x1",
+    (64, 64, 1, 2): "1x1x1 1x1x2",
     (64, 96, 1, 1): "1x1x1",
-    (256, 128, 1, 1): "1x2x1",
+    (64, 192, 1, 2): "1x1x1",
+    (128, 96, 1, 1): "1x1x1",
+    (128, 112, 1, 1): "1x1x1 1x2x1",
+    (128, 112, 1, 2): "2x1x1",
+    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
+    (256, 96, 1, 1): "1x1x1 1x2x1",
+    (256, 112, 1, 1): "1x2x1",
+    (256, 128, 1, 1): "1x1x1 1x2x1",
 }
 """The same with scale factors."""
 
 _SCALED_PERSISTENT = {
-    (256, 128, 1, 1): "1x2x1",
+    (128, 96, 1, 1): "1x2x1",
     (128, 128, 1, 1): "1x1x1 1x2x1",
+    (128, 160, 1, 1): "1x1x1",
+    (192, 96, 1, 1): "1x2x1",
+    (256, 112, 1, 1): "1x2x1",
+    (256, 128, 1, 1): "1x1x1 1x2x1",
 }
 """The same with scale factors, for many tiles."""
 
@@ -260,13 +272,20 @@ _GROUPED = {
 """The same for groups."""
 
 _SCALED_GROUPED_EXCHANGED = {
+    (16, 128, 1, 1): "1x1x1",
+    (32, 128, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "1x1x1",
 }
 """The same for groups of few rows with scale factors."""
 
 _SCALED_GROUPED = {
+    (64, 128, 1, 1): "1x1x1",
+    (128, 96, 1, 1): "1x1x1",
+    (128, 112, 1, 1): "1x1x1",
     (128, 128, 1, 1): "1x1x1 1x2x1",
-    (256, 128, 1, 1): "1x2x1",
     (128, 128, 1, 2): "1x1x1 1x2x1",
+    (128, 160, 1, 1): "1x1x1",
+    (256, 128, 1, 1): "1x2x1",
 }
 """The same for groups with scale factors."""
 
@@ -297,12 +316,6 @@ def _designs(input_bits: int, scaled: bool, groups: str) -> Iterator[_Design]:
             for cluster in clusters.split():
                 tile = m, n, lines * line
                 yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups)
-                rows = n if swap else m
-                if scaled and not swap:
-                    for schedule in ("unrolled", "pairs"):
-                        if schedule == "pairs" and (rows > 128 or n > 128 or (rows == 128 and blocks == 2)):
-                            continue
-                        yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups, schedule)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -332,7 +345,6 @@ class Sm90Gemm:
         "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
         "persistent": "whether a block computes tile after tile, for many tiles with a short sum",
-        "schedule": "x",
         "swap_operands": "whether columns of the output run along the tensor core's rows: for few rows",
     }
 

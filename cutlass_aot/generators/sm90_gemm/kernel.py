@@ -50,8 +50,8 @@ STORES = 8
 RESULTS_BARRIER = 1
 """Named barrier of the warp groups that compute."""
 
-TURN_BARRIER = 2
-"""First of the named barriers, one for each warp group, that say whose turn it is to begin a tile along K."""
+UNROLLED = 4
+"""Tiles along K of a turn of the loop, where sums are scaled after each."""
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -449,11 +449,6 @@ def gemm_kernel(
         of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))
         total = cute.make_rmem_tensor(tiled_mma.partition_shape_C((tile_m, tile_n)), cutlass.Float32)
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-        if cutlass.const_expr(plan.scaled and plan.schedule == "ordered"):
-            # The first warp group begins.
-            if thread // THREADS == plan.warp_groups - 1:
-                cute.arch.barrier_arrive(barrier_id=TURN_BARRIER, number_of_threads=2 * THREADS)
-
         # The block of the cluster that this lane tells that a stage is empty: of its row, then its column.
         sharer = rank
         if cutlass.const_expr(sharers > 1):
@@ -540,10 +535,6 @@ def gemm_kernel(
                 row_of_clusters, column_of_clusters = place(
                     cluster + step, clusters_m, clusters_n, plan.group
                 )
-
-        if cutlass.const_expr(plan.scaled and plan.schedule == "ordered"):
-            if thread // THREADS == 0:
-                cute.arch.barrier(barrier_id=TURN_BARRIER, number_of_threads=2 * THREADS)
 
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_arrive()
@@ -642,7 +633,6 @@ def sum_scaled(
     full, empty = barriers
     stage, phase = state
     thread, lane, sharer, sharers = who
-    group = cute.arch.make_warp_uniform(thread // THREADS)
     rows, columns, _ = plan.tile
     blocks = rows // (ROWS * plan.warp_groups)
     shape = tiled_mma.partition_shape_C((ROWS * plan.warp_groups, columns))
@@ -653,53 +643,24 @@ def sum_scaled(
     )
     first_mma.set(warpgroup.Field.ACCUMULATE, False)
     mmas = first_mma, tiled_mma
-    if cutlass.const_expr(plan.schedule == "double"):
-        other = cute.make_rmem_tensor(shape, cutlass.Float32)
-        own, others = room_for_factors(plan), room_for_factors(plan)
-        if count_k > 0:
-            if count_k % 2 == 0:
-                cute.arch.mbarrier_wait(full + stage, phase)
-                read_factors(own, factors + stage * plan.factor_stride, thread, plan)
-                issue(mmas, part, of_a, of_b, 0, stage)
-                warpgroup.wait_group(0)
+    own = room_for_factors(plan)
+    alone = count_k
+    if cutlass.const_expr(plan.pairs):
+        alone = count_k % 2
+    for _index_k in cutlass.range(alone, unroll=1 if plan.pairs else UNROLLED):
+        cute.arch.mbarrier_wait(full + stage, phase)
+        read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+        for block in cutlass.range_constexpr(blocks):
+            issue(mmas, part, of_a, of_b, block, stage)
+            # Other warp groups, or blocks, compute meanwhile.
+            warpgroup.wait_group(0)
+            if cutlass.const_expr(block == blocks - 1):
                 release(empty + stage, lane, sharer, sharers)
-                add_scaled(total, part, own, 0, plan)
-                stage, phase = following(stage, phase, plan)
-            cute.arch.mbarrier_wait(full + stage, phase)
-            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
-            issue(mmas, part, of_a, of_b, 0, stage)
-            for _pair in cutlass.range((count_k - 1) // 2, unroll=1):
-                before = stage
-                stage, phase = following(stage, phase, plan)
-                cute.arch.mbarrier_wait(full + stage, phase)
-                read_factors(others, factors + stage * plan.factor_stride, thread, plan)
-                issue(mmas, other, of_a, of_b, 0, stage)
-                warpgroup.wait_group(1)
-                release(empty + before, lane, sharer, sharers)
-                add_scaled(total, part, own, 0, plan)
-                before = stage
-                stage, phase = following(stage, phase, plan)
-                cute.arch.mbarrier_wait(full + stage, phase)
-                read_factors(own, factors + stage * plan.factor_stride, thread, plan)
-                issue(mmas, part, of_a, of_b, 0, stage)
-                warpgroup.wait_group(1)
-                release(empty + before, lane, sharer, sharers)
-                add_scaled(total, other, others, 0, plan)
-            warpgroup.wait_group(0)
-            release(empty + stage, lane, sharer, sharers)
-            add_scaled(total, part, own, 0, plan)
-            stage, phase = following(stage, phase, plan)
-    elif cutlass.const_expr(plan.schedule == "pairs"):
-        other = cute.make_rmem_tensor(shape, cutlass.Float32)
-        own, others = room_for_factors(plan), room_for_factors(plan)
-        if count_k % 2 == 1:
-            cute.arch.mbarrier_wait(full + stage, phase)
-            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
-            issue(mmas, part, of_a, of_b, 0, stage)
-            warpgroup.wait_group(0)
-            release(empty + stage, lane, sharer, sharers)
-            add_scaled(total, part, own, 0, plan)
-            stage, phase = following(stage, phase, plan)
+            add_scaled(total, part, own, block, plan)
+        stage, phase = following(stage, phase, plan)
+    if cutlass.const_expr(plan.pairs):
+        # The products of one tile are added while those of the next are computed.
+        other, others = cute.make_rmem_tensor(shape, cutlass.Float32), room_for_factors(plan)
         for _pair in cutlass.range(count_k // 2, unroll=1):
             cute.arch.mbarrier_wait(full + stage, phase)
             read_factors(own, factors + stage * plan.factor_stride, thread, plan)
@@ -715,26 +676,6 @@ def sum_scaled(
             warpgroup.wait_group(0)
             release(empty + stage, lane, sharer, sharers)
             add_scaled(total, other, others, 0, plan)
-            stage, phase = following(stage, phase, plan)
-    else:
-        own = room_for_factors(plan)
-        for _index_k in cutlass.range(count_k, unroll=4 if plan.schedule == "unrolled" else 1):
-            cute.arch.mbarrier_wait(full + stage, phase)
-            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
-            for block in cutlass.range_constexpr(blocks):
-                if cutlass.const_expr(plan.schedule == "ordered"):
-                    cute.arch.barrier(barrier_id=TURN_BARRIER + group, number_of_threads=2 * THREADS)
-                issue(mmas, part, of_a, of_b, block, stage)
-                if cutlass.const_expr(plan.schedule == "ordered"):
-                    following_group = (group + 1) % plan.warp_groups
-                    cute.arch.barrier_arrive(
-                        barrier_id=TURN_BARRIER + following_group, number_of_threads=2 * THREADS
-                    )
-                # Other warp groups compute meanwhile.
-                warpgroup.wait_group(0)
-                if cutlass.const_expr(block == blocks - 1):
-                    release(empty + stage, lane, sharer, sharers)
-                add_scaled(total, part, own, block, plan)
             stage, phase = following(stage, phase, plan)
     return stage, phase
 
@@ -792,9 +733,7 @@ def read_factors(to: tuple[Any, Any], memory: Any, thread: Any, plan: Any) -> No
     else:
         for block in blocks:
             for half in range(2):
-                of_a[block * 2 + half] = memory[
-                    (block * plan.warp_groups + group) * ROWS + row + half * 8
-                ]
+                of_a[block * 2 + half] = memory[(block * plan.warp_groups + group) * ROWS + row + half * 8]
         for index in range(count_b):
             of_b[index] = memory[count_a + index]
 

@@ -46,6 +46,9 @@ CONTIGUOUS, MASKED = "contiguous", "masked"
 """How groups of rows lie in A and the output: one after the other, or each in a matrix of its own, of whose
 rows the first count."""
 
+MOST_PAIRED = 64
+"""Sums of a thread up to which it has registers for the products of two tiles along K beside them."""
+
 SCALED_BLOCK = 128
 """Elements along K that share a scale factor, and rows of the weights that do."""
 
@@ -90,7 +93,6 @@ class Plan:
     staged_bits: int
     scaled: bool = False
     groups: str = ""
-    schedule: str = ""
 
     @property
     def tokens(self) -> int:
@@ -105,6 +107,15 @@ class Plan:
         return rows * columns // (self.warp_groups * THREADS)
 
     @property
+    def pairs(self) -> bool:
+        """Whether a thread has room for the products of two tiles along K beside its sums.
+
+        It then scales those of one while the next are computed.
+        """
+        alone = self.tile[0] == ROWS * self.warp_groups and self.blocks == 1
+        return self.scaled and not self.swap and alone and self.totals <= MOST_PAIRED
+
+    @property
     def hands_over(self) -> bool:
         """Whether the loading warps hand registers over. Only a whole warp group can, so one loads then."""
         # A single loading warp takes as many registers from the others as a warp group does: each part of the
@@ -112,8 +123,7 @@ class Plan:
         warps = self.blocks * (self.warp_groups + 1)
         sums = self.totals
         if self.scaled:
-            part = ROWS * self.tile[1] // THREADS
-            sums += 2 * part if self.schedule in ("double", "pairs") else part
+            sums += (2 if self.pairs else 1) * ROWS * self.tile[1] // THREADS
         return sums + OTHER_REGISTERS > REGISTERS // WARPS // WARP // warps
 
     @property
@@ -225,7 +235,6 @@ def make_plan(
     fused: bool = False,
     scaled: bool = False,
     groups: str = "",
-    schedule: str = "",
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
@@ -250,7 +259,6 @@ def make_plan(
         staged_bits=32 if cluster[2] > 1 or fused else output_bits,
         scaled=scaled,
         groups=groups,
-        schedule=schedule,
     )
     if groups and not (active and cluster[2] == 1):
         raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
