@@ -16,6 +16,9 @@ from cutlass_aot.schema.words import few
 
 Decorator = Callable[[Any], Any]
 
+BUNDLES = Path("build/bundles")
+"""Where ``build`` writes bundles if nothing else is said."""
+
 
 class KeyPath(click.Path):
     """Path of a key. An empty one, as of an unset variable, would name the current directory."""
@@ -40,9 +43,19 @@ class BundlePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The directory of the bundle that is meant."""
         del param, ctx
+        from cutlass_aot.errors import BundleError
         from cutlass_aot.runtime.installed import directory_of
+        from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 
-        return value if isinstance(value, Path) else directory_of(value, self.expected)
+        if isinstance(value, Path):
+            return value
+        try:
+            return directory_of(value, self.expected)
+        except BundleError as error:
+            built = BUNDLES / value
+            if os.path.lexists(built / MANIFEST_NAME):
+                raise BundleError(f"{error}; did you mean {str(built)!r}?") from None
+            raise
 
 
 class _ManifestPath(click.Path):
@@ -166,7 +179,7 @@ store_option = click.option(
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("build/bundles"),
+    default=BUNDLES,
     show_default=True,
     help="Directory that takes the bundle's directory.",
 )

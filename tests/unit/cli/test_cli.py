@@ -275,6 +275,18 @@ def test_a_failed_build_says_each_reason_in_one_line_and_then_in_full_with_its_k
     ]
 
 
+@pytest.mark.parametrize(("kernels", "said"), [(1, ""), (2, "; what compiled is in the store")])
+def test_what_is_in_the_store_is_said_where_something_compiled(run, monkeypatch, tmp_path, kernels, said):
+    from cutlass_aot.builder import build as pipeline
+
+    failures = (Failure(designs()[0], "ValueError: wrong", tmp_path / "log"),)
+    result = pipeline.BuildResult(tmp_path / "b", kernels, 0, failures, False)
+    monkeypatch.setattr(pipeline, "build", lambda *given: result)
+    status, _, errors = run("build", "m.toml")
+    assert status == 1
+    assert errors.endswith(f"nothing was written{said}\n")
+
+
 def test_a_failure_that_is_remembered_is_said_to_be_so(run, monkeypatch, tmp_path):
     from cutlass_aot.builder import build as pipeline
 
