@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cutlass_aot.builder.events import Event
     from cutlass_aot.builder.try_kernel import TriedKernel
     from cutlass_aot.generators.protocol import Generator
+    from cutlass_aot.schema.kernels.kernel import Kernel
     from cutlass_aot.tuning.reference_run import Outcome
 
 
@@ -107,10 +108,14 @@ def command(
     problem = Problem(operation, tuple(filter(None, dtypes.split("."))), layouts, accumulator)
     with temporary_folder("try") as folder:
         tell = _ignore if as_json else _tell
-        tried = try_kernel(reference, problem, chosen, filters, folder, tell, timeout=timeout)
+
+        def extents_of(kernel: Kernel) -> Mapping[str | int, int]:
+            # Before it is compiled, and where nothing runs: a name that the kernel does not have is refused.
+            return usual_extents(kernel.operands, sizes)
+
+        tried = try_kernel(reference, problem, chosen, filters, folder, tell, extents_of, timeout=timeout)
         seconds = time.monotonic() - began
-        # Also where nothing runs: a name that the kernel does not have is refused.
-        named_extents = usual_extents(tried.kernel.operands, sizes)
+        named_extents = extents_of(tried.kernel)
         outcome: Outcome | None = None
         if capability is not None and not no_run:
             if not as_json:

@@ -151,9 +151,14 @@ def test_what_no_gpu_can_launch_is_said(folder: Path) -> None:
             "has threads = ['64']: there is",
         ),
         (("soft_cap/soft_cap_kernels/declared.py", "--extent", "N=x"), "expected a whole number from 1"),
+        (
+            ("soft_cap/soft_cap_kernels/declared.py", "--extent", "n=5"),
+            "expected one of N; did you mean 'N'?",
+        ),
     ],
 )
 def test_what_cannot_be_tried_is_refused(folder: Path, arguments: tuple[str, ...], problem: str) -> None:
     done = cutlass_aot(folder, "try", *arguments, "--no-run")
     assert done.returncode in (1, 2)
     assert problem in done.stderr
+    assert "compiling" not in done.stderr
