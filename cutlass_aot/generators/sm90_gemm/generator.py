@@ -82,6 +82,7 @@ class _Design:
     persistent: bool = False
     scaled: bool = False
     groups: str = ""
+    schedule: str = ""
 
     def values(self) -> dict[str, DesignValue]:
         return {
@@ -91,6 +92,7 @@ class _Design:
             "blocks_per_sm": self.blocks,
             "swap_operands": self.swap,
             "persistent": self.persistent,
+            **({"schedule": self.schedule} if self.schedule else {}),
         }
 
     @property
@@ -128,6 +130,7 @@ class _Design:
             fused=fused,
             scaled=self.scaled,
             groups=self.groups,
+            schedule=self.schedule,
         )
 
 
@@ -220,39 +223,37 @@ _PERSISTENT = {
 
 
 _SCALED_EXCHANGED = {
-    (8, 64, 1, 3): "1x1x1 1x1x2 1x1x4 1x1x8",
-    (16, 64, 1, 3): "1x1x1 1x1x2 1x1x4",
-    (32, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
-    (48, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
-    (64, 64, 1, 2): "1x1x1 1x1x2 1x1x4",
-    (96, 64, 1, 1): "1x1x1",
-    (64, 128, 1, 1): "1x1x1 2x1x1",
-    (96, 128, 1, 1): "1x1x1 2x1x1",
+    (64, 128, 1, 1): "1x1x1",
+    (96, 128, 1, 1): "1x1x1",
     (112, 128, 1, 1): "1x1x1",
     (128, 128, 1, 1): "1x1x1",
-    (144, 128, 1, 1): "1x1x1",
+    (64, 256, 1, 1): "1x1x1",
+    (96, 256, 1, 1): "1x1x1",
+    (128, 256, 1, 1): "1x1x1",
 }
 """The same with scale factors and an exchange."""
 
 _SCALED = {
-    (64, 64, 1, 2): "1x1x1",
     (64, 96, 1, 1): "1x1x1",
-    (64, 128, 1, 1): "1x1x1 1x1x2",
-    (128, 64, 1, 1): "1x1x1 1x2x1",
-    (128, 96, 1, 1): "1x1x1 1x2x1",
-    (128, 112, 1, 1): "1x1x1 2x1x1",
+    (128, 96, 1, 1): "1x1x1",
+    (128, 112, 1, 1): "2x1x1",
     (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
     (128, 160, 1, 1): "1x1x1 2x1x1",
     (192, 96, 1, 1): "1x1x1",
+    (256, 96, 1, 1): "1x1x1 1x2x1",
+    (256, 112, 1, 1): "1x1x1 1x2x1",
+    (256, 128, 1, 1): "1x1x1 1x2x1 2x1x1",
 }
 """The same with scale factors."""
 
 _SCALED_PERSISTENT = {
     (128, 96, 1, 1): "1x2x1",
-    (128, 112, 1, 1): "1x2x1",
     (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
     (128, 160, 1, 1): "1x1x1 2x1x1 1x2x1",
     (192, 96, 1, 1): "1x2x1",
+    (256, 96, 1, 1): "1x1x1 1x2x1",
+    (256, 112, 1, 1): "1x1x1 1x2x1",
+    (256, 128, 1, 1): "1x1x1 1x2x1 2x1x1",
 }
 """The same with scale factors, for many tiles."""
 
@@ -282,11 +283,12 @@ _SCALED_GROUPED_EXCHANGED = {
 """The same for groups of few rows with scale factors."""
 
 _SCALED_GROUPED = {
-    (64, 128, 1, 1): "1x1x1",
     (128, 96, 1, 1): "1x1x1",
-    (128, 112, 1, 1): "1x1x1",
     (128, 128, 1, 1): "1x1x1 1x2x1",
     (128, 160, 1, 1): "1x1x1 1x2x1",
+    (256, 96, 1, 1): "1x1x1",
+    (256, 112, 1, 1): "1x1x1",
+    (256, 128, 1, 1): "1x1x1 1x2x1",
 }
 """The same for groups with scale factors."""
 
@@ -317,6 +319,9 @@ def _designs(input_bits: int, scaled: bool, groups: str) -> Iterator[_Design]:
             for cluster in clusters.split():
                 tile = m, n, lines * line
                 yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups)
+                rows = n if swap else m
+                if scaled and rows >= 128:
+                    yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups, "ordered")
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -346,6 +351,7 @@ class Sm90Gemm:
         "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
         "persistent": "whether a block computes tile after tile, for many tiles with a short sum",
+        "schedule": "x",
         "swap_operands": "whether columns of the output run along the tensor core's rows: for few rows",
     }
 

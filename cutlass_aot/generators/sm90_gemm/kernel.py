@@ -50,6 +50,9 @@ STORES = 8
 RESULTS_BARRIER = 1
 """Named barrier of the warp groups that compute."""
 
+TURN_BARRIER = 2
+"""First of the named barriers, one for each warp group, that say whose turn it is to begin a tile along K."""
+
 
 @cute.jit  # type: ignore[untyped-decorator]
 def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constexpr) -> Any:
@@ -446,9 +449,10 @@ def gemm_kernel(
         of_b = tiled_mma.make_fragment_B(group_mma.partition_B(shared_b))
         total = cute.make_rmem_tensor(tiled_mma.partition_shape_C((tile_m, tile_n)), cutlass.Float32)
         tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-        part = total
-        if cutlass.const_expr(plan.scaled):
-            part = cute.make_rmem_tensor(total.layout, cutlass.Float32)
+        if cutlass.const_expr(plan.scaled and plan.schedule == "ordered"):
+            # The first warp group begins.
+            if thread // THREADS == plan.warp_groups - 1:
+                cute.arch.barrier_arrive(barrier_id=TURN_BARRIER, number_of_threads=2 * THREADS)
 
         # The block of the cluster that this lane tells that a stage is empty: of its row, then its column.
         sharer = rank
@@ -478,34 +482,28 @@ def gemm_kernel(
                 row_of_clusters, column_of_clusters, batch_out, _, from_token, end = place_in_group(
                     cluster, groups, tokens, across, lane, plan
                 )
-            for index_k in cutlass.range(count_k, unroll=1):
-                cute.arch.mbarrier_wait(full + stage, phase)
-                products = None
-                if cutlass.const_expr(plan.scaled):
-                    products = read_factors(factors + stage * plan.factor_stride, thread, plan)
-                warpgroup.fence()
-                for piece in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
-                    at = (None, None, piece, stage)
-                    if cutlass.const_expr(plan.scaled):
-                        tiled_mma.set(warpgroup.Field.ACCUMULATE, piece > 0)
-                    cute.gemm(tiled_mma, part, of_a[at], of_b[at], part)
-                warpgroup.commit_group()
-                if cutlass.const_expr(plan.scaled):
-                    # Other warp groups compute meanwhile.
-                    warpgroup.wait_group(0)
-                    release(empty + stage, lane, sharer, sharers)
-                    add_scaled(total, part, products, plan)
-                else:
+            if cutlass.const_expr(plan.scaled):
+                stage, phase = sum_scaled(
+                    total, tiled_mma, of_a, of_b, (full, empty), factors, (stage, phase), count_k,
+                    (thread, lane, sharer, sharers), dtype, plan,
+                )  # fmt: skip
+            else:
+                for index_k in cutlass.range(count_k, unroll=1):
+                    cute.arch.mbarrier_wait(full + stage, phase)
+                    warpgroup.fence()
+                    for piece in cutlass.range_constexpr(cute.size(of_a, mode=[2])):
+                        at = (None, None, piece, stage)
+                        cute.gemm(tiled_mma, total, of_a[at], of_b[at], total)
+                    warpgroup.commit_group()
                     # One tile's instructions stay in flight; those of the tile before are done.
                     warpgroup.wait_group(1)
                     if index_k > 0:
                         release(empty + before, lane, sharer, sharers)
                     before = stage
-                stage += 1
-                if stage == stages:
-                    stage = cutlass.Int32(0)
-                    phase = phase ^ 1
-            if cutlass.const_expr(not plan.scaled):
+                    stage += 1
+                    if stage == stages:
+                        stage = cutlass.Int32(0)
+                        phase = phase ^ 1
                 warpgroup.wait_group(0)
                 if count_k > 0:
                     release(empty + before, lane, sharer, sharers)
@@ -542,6 +540,10 @@ def gemm_kernel(
                 row_of_clusters, column_of_clusters = place(
                     cluster + step, clusters_m, clusters_n, plan.group
                 )
+
+        if cutlass.const_expr(plan.scaled and plan.schedule == "ordered"):
+            if thread // THREADS == 0:
+                cute.arch.barrier(barrier_id=TURN_BARRIER, number_of_threads=2 * THREADS)
 
     if cutlass.const_expr(split > 1):
         cute.arch.cluster_arrive()
@@ -605,51 +607,196 @@ def one_of_shared(memory: Any, place: Any) -> Any:
     return cute.make_tensor(memory + place, cute.make_layout(1))
 
 
-def read_factors(memory: Any, thread: Any, plan: Any) -> tuple[list[Any], list[Any]]:
-    """Factors of the sums that a thread has, of a stage: of A's rows, and of pieces of B, in their order.
+@cute.jit  # type: ignore[untyped-decorator]
+def sum_scaled(
+    total: Any,
+    tiled_mma: Any,
+    of_a: Any,
+    of_b: Any,
+    barriers: Any,
+    factors: Any,
+    state: Any,
+    count_k: Any,
+    who: Any,
+    dtype: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> tuple[Any, Any]:
+    """Add up the products of all tiles along K, each times its factors.
+
+    Args:
+        total: sums of this thread, which are 0.
+        tiled_mma: of all warp groups that compute.
+        of_a: A in shared memory, as its instructions take it.
+        of_b: B likewise.
+        barriers: those that say that a stage is full, and empty.
+        factors: those of all stages, in shared memory.
+        state: stage and phase of the ring.
+        count_k: tiles along K.
+        who: thread, lane, whom this lane tells that a stage is empty, and how many are told.
+        dtype: element type of A and B.
+        plan: everything else that is compiled in.
+
+    Returns:
+        Stage and phase of what follows.
+    """
+    full, empty = barriers
+    stage, phase = state
+    thread, lane, sharer, sharers = who
+    group = cute.arch.make_warp_uniform(thread // THREADS)
+    rows, columns, _ = plan.tile
+    blocks = rows // (ROWS * plan.warp_groups)
+    shape = tiled_mma.partition_shape_C((ROWS * plan.warp_groups, columns))
+    part = cute.make_rmem_tensor(shape, cutlass.Float32)
+    along_k = cute.nvgpu.OperandMajorMode.K
+    first_mma = hopper.make_trivial_tiled_mma(
+        dtype, dtype, along_k, along_k, cutlass.Float32, (plan.warp_groups, 1, 1), (ROWS, columns)
+    )
+    first_mma.set(warpgroup.Field.ACCUMULATE, False)
+    mmas = first_mma, tiled_mma
+    if cutlass.const_expr(plan.schedule == "double"):
+        other = cute.make_rmem_tensor(shape, cutlass.Float32)
+        own, others = room_for_factors(plan), room_for_factors(plan)
+        if count_k > 0:
+            cute.arch.mbarrier_wait(full + stage, phase)
+            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+            issue(mmas, part, of_a, of_b, 0, stage)
+        for _pair in cutlass.range((count_k - 1) // 2, unroll=1):
+            before = stage
+            stage, phase = following(stage, phase, plan)
+            cute.arch.mbarrier_wait(full + stage, phase)
+            read_factors(others, factors + stage * plan.factor_stride, thread, plan)
+            issue(mmas, other, of_a, of_b, 0, stage)
+            warpgroup.wait_group(1)
+            release(empty + before, lane, sharer, sharers)
+            add_scaled(total, part, own, 0, plan)
+            before = stage
+            stage, phase = following(stage, phase, plan)
+            cute.arch.mbarrier_wait(full + stage, phase)
+            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+            issue(mmas, part, of_a, of_b, 0, stage)
+            warpgroup.wait_group(1)
+            release(empty + before, lane, sharer, sharers)
+            add_scaled(total, other, others, 0, plan)
+        if count_k > 0:
+            if count_k % 2 == 0:
+                before = stage
+                stage, phase = following(stage, phase, plan)
+                cute.arch.mbarrier_wait(full + stage, phase)
+                read_factors(others, factors + stage * plan.factor_stride, thread, plan)
+                issue(mmas, other, of_a, of_b, 0, stage)
+                warpgroup.wait_group(1)
+                release(empty + before, lane, sharer, sharers)
+                add_scaled(total, part, own, 0, plan)
+                warpgroup.wait_group(0)
+                release(empty + stage, lane, sharer, sharers)
+                add_scaled(total, other, others, 0, plan)
+            else:
+                warpgroup.wait_group(0)
+                release(empty + stage, lane, sharer, sharers)
+                add_scaled(total, part, own, 0, plan)
+            stage, phase = following(stage, phase, plan)
+    else:
+        own = room_for_factors(plan)
+        for _index_k in cutlass.range(count_k, unroll=1):
+            cute.arch.mbarrier_wait(full + stage, phase)
+            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+            for block in cutlass.range_constexpr(blocks):
+                if cutlass.const_expr(plan.schedule == "ordered"):
+                    cute.arch.barrier(barrier_id=TURN_BARRIER + group, number_of_threads=2 * THREADS)
+                issue(mmas, part, of_a, of_b, block, stage)
+                if cutlass.const_expr(plan.schedule == "ordered"):
+                    following_group = (group + 1) % plan.warp_groups
+                    cute.arch.barrier_arrive(
+                        barrier_id=TURN_BARRIER + following_group, number_of_threads=2 * THREADS
+                    )
+                # Other warp groups compute meanwhile.
+                warpgroup.wait_group(0)
+                if cutlass.const_expr(block == blocks - 1):
+                    release(empty + stage, lane, sharer, sharers)
+                add_scaled(total, part, own, block, plan)
+            stage, phase = following(stage, phase, plan)
+    return stage, phase
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def following(stage: Any, phase: Any, plan: cutlass.Constexpr) -> tuple[Any, Any]:
+    """The next stage of the ring, and its phase."""
+    stage = stage + 1
+    if stage == plan.stages:
+        stage = cutlass.Int32(0)
+        phase = phase ^ 1
+    return stage, phase
+
+
+def issue(mmas: tuple[Any, Any], part: Any, of_a: Any, of_b: Any, block: int, stage: Any) -> None:
+    """Begin to multiply 64 rows of each warp group with a tile along K.
+
+    ``mmas`` are that of the first instruction, which takes ``part`` for 0, and that of the others.
+    """
+    warpgroup.fence()
+    for piece in range(cute.size(of_a, mode=[2])):
+        rows = of_a[None, block, piece, stage]
+        rows = cute.make_tensor(rows.iterator, cute.append_ones(rows.layout, up_to_rank=2))
+        cute.gemm(mmas[piece > 0], part, rows, of_b[None, None, piece, stage], part)
+    warpgroup.commit_group()
+
+
+def room_for_factors(plan: Any) -> tuple[Any, Any]:
+    """Registers for the factors of a thread's sums: of A's rows, and of pieces of B."""
+    rows, columns, _ = plan.tile
+    blocks = rows // (ROWS * plan.warp_groups)
+    counts = (columns // 4, blocks) if plan.swap else (2 * blocks, plan.factors[1])
+    return cute.make_rmem_tensor(counts[0], cutlass.Float32), cute.make_rmem_tensor(
+        counts[1], cutlass.Float32
+    )
+
+
+def read_factors(to: tuple[Any, Any], memory: Any, thread: Any, plan: Any) -> None:
+    """Read the factors of the sums that a thread has, of a stage: of A's rows, and of pieces of B.
 
     A thread has two neighbouring columns of each eight, in two of each 64 rows of the tensor core.
     """
     rows, columns, _ = plan.tile
     count_a, count_b = plan.factors
+    of_a, of_b = to
     lane = thread % WARP
     group, row = thread // THREADS, thread % THREADS // WARP * (ROWS // WARPS) + lane // 4
     blocks = range(rows // (ROWS * plan.warp_groups))
     if plan.swap:
         pairs = cute.make_tensor(memory + lane % 4 * 2, cute.make_layout((2, columns // 8), stride=(1, 8)))
-        found = cute.make_rmem_tensor((2, columns // 8), cutlass.Float32)
+        found = cute.make_tensor(of_a.iterator, cute.make_layout((2, columns // 8)))
         cute.autovec_copy(pairs, found)
-        of_a = [found[index] for index in range(columns // 4)]
-        of_b = [memory[count_a + block * plan.warp_groups + group] for block in blocks]
+        for block in blocks:
+            of_b[block] = memory[count_a + block * plan.warp_groups + group]
     else:
-        of_a = [
-            memory[(block * plan.warp_groups + group) * ROWS + row + half * 8]
-            for block in blocks
-            for half in range(2)
-        ]
-        of_b = [memory[count_a + index] for index in range(count_b)]
-    return of_a, of_b
+        for block in blocks:
+            for half in range(2):
+                of_a[block * 2 + half] = memory[
+                    (block * plan.warp_groups + group) * ROWS + row + half * 8
+                ]
+        for index in range(count_b):
+            of_b[index] = memory[count_a + index]
 
 
-def add_scaled(total: Any, part: Any, factors: Any, plan: Any) -> None:
+def add_scaled(total: Any, part: Any, factors: tuple[Any, Any], block: int, plan: Any) -> None:
     """Add the sums over one tile along K, times their factors, to those of the tiles before.
 
-    ``factors`` are those of :func:`read_factors`.
+    ``part`` are those of a block of 64 rows of each warp group, ``factors`` what :func:`read_factors` read.
     """
-    rows, columns, _ = plan.tile
+    _, columns, _ = plan.tile
     of_a, of_b = factors
-    for block in range(rows // (ROWS * plan.warp_groups)):
-        products: dict[tuple[int, int], Any] = {}
-        for group in range(columns // 8):
-            for place in range(4):
-                if plan.swap:
-                    key = group * 2 + place % 2, block
-                else:
-                    key = block * 2 + place // 2, group * 8 // plan.piece
-                if key not in products:
-                    products[key] = of_a[key[0]] * of_b[key[1]]
-                index = (block * (columns // 8) + group) * 4 + place
-                total[index] = total[index] + settled(part[index]) * products[key]
+    products: dict[tuple[int, int], Any] = {}
+    for group in range(columns // 8):
+        for place in range(4):
+            if plan.swap:
+                key = group * 2 + place % 2, block
+            else:
+                key = block * 2 + place // 2, group * 8 // plan.piece
+            if key not in products:
+                products[key] = of_a[key[0]] * of_b[key[1]]
+            index = group * 4 + place
+            whole = block * columns // 2 + index
+            total[whole] = total[whole] + settled(part[index]) * products[key]
 
 
 @cute.jit  # type: ignore[untyped-decorator]

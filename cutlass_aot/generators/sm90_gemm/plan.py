@@ -90,6 +90,7 @@ class Plan:
     staged_bits: int
     scaled: bool = False
     groups: str = ""
+    schedule: str = ""
 
     @property
     def tokens(self) -> int:
@@ -109,7 +110,10 @@ class Plan:
         # A single loading warp takes as many registers from the others as a warp group does: each part of the
         # multiprocessor has as many for each of its warps as the part with the most warps.
         warps = self.blocks * (self.warp_groups + 1)
-        sums = 2 * self.totals if self.scaled else self.totals
+        sums = self.totals
+        if self.scaled:
+            part = ROWS * self.tile[1] // THREADS
+            sums += 2 * part if self.schedule == "double" else part
         return sums + OTHER_REGISTERS > REGISTERS // WARPS // WARP // warps
 
     @property
@@ -221,6 +225,7 @@ def make_plan(
     fused: bool = False,
     scaled: bool = False,
     groups: str = "",
+    schedule: str = "",
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
@@ -245,6 +250,7 @@ def make_plan(
         staged_bits=32 if cluster[2] > 1 or fused else output_bits,
         scaled=scaled,
         groups=groups,
+        schedule=schedule,
     )
     if groups and not (active and cluster[2] == 1):
         raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
