@@ -294,7 +294,7 @@ def _short(kernel: Any) -> str:
     words += [
         word for word, name in (("swap", "swap_operands"), ("persistent", "persistent")) if design[name]
     ]
-    return " ".join(words)
+    return " ".join([*words, f"b{design['blocks_per_sm']}", str(design.get("schedule", ""))])
 
 
 def times(torch: Any, case: Case, flushed: Any, count: int) -> None:

@@ -99,6 +99,8 @@ class _Design:
     def warp_groups(self) -> int:
         """Warp groups that compute: three if they can share the rows equally, else one or two."""
         rows = self.tile[1] if self.swap else self.tile[0]
+        if self.scaled and self.blocks == 2:
+            return 1
         return 3 if rows % (3 * ROWS) == 0 else min(2, rows // ROWS)
 
     @property
@@ -223,37 +225,27 @@ _PERSISTENT = {
 
 
 _SCALED_EXCHANGED = {
-    (64, 128, 1, 1): "1x1x1",
-    (96, 128, 1, 1): "1x1x1",
-    (112, 128, 1, 1): "1x1x1",
-    (128, 128, 1, 1): "1x1x1",
-    (64, 256, 1, 1): "1x1x1",
-    (96, 256, 1, 1): "1x1x1",
-    (128, 256, 1, 1): "1x1x1",
+    (64, 64, 1, 2): "1x1x1",
+    (64, 128, 1, 2): "1x1x1",
+    (96, 128, 1, 2): "1x1x1",
+    (128, 128, 1, 2): "1x1x1",
 }
 """The same with scale factors and an exchange."""
 
 _SCALED = {
-    (64, 96, 1, 1): "1x1x1",
-    (128, 96, 1, 1): "1x1x1",
-    (128, 112, 1, 1): "2x1x1",
-    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
-    (128, 160, 1, 1): "1x1x1 2x1x1",
-    (192, 96, 1, 1): "1x1x1",
-    (256, 96, 1, 1): "1x1x1 1x2x1",
-    (256, 112, 1, 1): "1x1x1 1x2x1",
-    (256, 128, 1, 1): "1x1x1 1x2x1 2x1x1",
+    (128, 128, 1, 1): "1x1x1 2x1x1",
+    (128, 160, 1, 1): "2x1x1",
+    (256, 128, 1, 1): "1x2x1",
+    (128, 128, 1, 2): "1x1x1 2x1x1 1x2x1",
+    (128, 112, 1, 2): "1x1x1 2x1x1 1x2x1",
+    (128, 96, 1, 2): "1x1x1 1x2x1",
+    (64, 192, 1, 2): "1x1x1",
 }
 """The same with scale factors."""
 
 _SCALED_PERSISTENT = {
-    (128, 96, 1, 1): "1x2x1",
-    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
-    (128, 160, 1, 1): "1x1x1 2x1x1 1x2x1",
-    (192, 96, 1, 1): "1x2x1",
-    (256, 96, 1, 1): "1x1x1 1x2x1",
-    (256, 112, 1, 1): "1x1x1 1x2x1",
-    (256, 128, 1, 1): "1x1x1 1x2x1 2x1x1",
+    (256, 128, 1, 1): "1x2x1",
+    (128, 128, 1, 2): "1x1x1 1x2x1",
 }
 """The same with scale factors, for many tiles."""
 
@@ -274,21 +266,15 @@ _GROUPED = {
 """The same for groups."""
 
 _SCALED_GROUPED_EXCHANGED = {
-    (8, 128, 1, 1): "1x1x1",
-    (16, 128, 1, 1): "1x1x1",
-    (32, 128, 1, 1): "1x1x1",
-    (64, 128, 1, 1): "1x1x1",
-    (96, 128, 1, 1): "1x1x1",
+    (64, 128, 1, 2): "1x1x1",
 }
 """The same for groups of few rows with scale factors."""
 
 _SCALED_GROUPED = {
-    (128, 96, 1, 1): "1x1x1",
-    (128, 128, 1, 1): "1x1x1 1x2x1",
-    (128, 160, 1, 1): "1x1x1 1x2x1",
-    (256, 96, 1, 1): "1x1x1",
-    (256, 112, 1, 1): "1x1x1",
-    (256, 128, 1, 1): "1x1x1 1x2x1",
+    (128, 128, 1, 1): "1x1x1",
+    (256, 128, 1, 1): "1x2x1",
+    (128, 128, 1, 2): "1x1x1 1x2x1",
+    (128, 112, 1, 2): "1x1x1",
 }
 """The same for groups with scale factors."""
 
@@ -320,7 +306,7 @@ def _designs(input_bits: int, scaled: bool, groups: str) -> Iterator[_Design]:
                 tile = m, n, lines * line
                 yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups)
                 rows = n if swap else m
-                if scaled and rows >= 128:
+                if scaled and rows >= 128 and blocks == 1:
                     yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups, "ordered")
 
 
@@ -384,7 +370,8 @@ def plan_of(kernel: Kernel) -> Plan:
     bits, output_bits = DTYPES[problem.dtypes[0]].bits, DTYPES[problem.dtypes[-1]].bits
     for design in _offered(problem, kernel.target):
         if _kernel(problem, design, dict(kernel.constants)) == kernel:
-            return design.plan(bits, output_bits, bool(kernel.epilogue), sum(dict(kernel.constants).values()))
+            active = sum(dict(kernel.constants).values()) * design.blocks
+            return design.plan(bits, output_bits, bool(kernel.epilogue), active)
     raise GeneratorError(
         f"{Sm90Gemm.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
     )

@@ -1210,7 +1210,9 @@ def gemm(
         grid=(clusters * blocks, cutlass.min(batches, MAX_GRID_YZ), tiles_of(batches, MAX_GRID_YZ)),
         block=(plan.threads, 1, 1),
         cluster=(blocks, 1, 1) if blocks > 1 else None,
-        min_blocks_per_mp=1,
+        min_blocks_per_mp=plan.blocks if plan.hands_over else 1,
+        # Without it the DSL asks the GPU at hand, which a builder has not.
+        preferred_smem_carveout=100 if plan.hands_over and plan.blocks > 1 else None,
         use_pdl=True,
         stream=stream,
     )  # fmt: skip

@@ -119,7 +119,7 @@ class Plan:
     @property
     def computing_registers(self) -> int:
         """Registers of a thread that computes, after the others have handed theirs over: a multiple of 8."""
-        left = REGISTERS // THREADS - LOADING_REGISTERS
+        left = REGISTERS // THREADS // self.blocks - LOADING_REGISTERS
         return left // self.warp_groups // 8 * 8
 
     @property
@@ -254,7 +254,7 @@ def make_plan(
     )
     if groups and not (active and cluster[2] == 1):
         raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
-    if blocks > 1 and plan.hands_over:
+    if blocks > 1 and plan.hands_over and not scaled:
         raise ValueError(f"{blocks} blocks with a tile {tile} leave no registers to hand over")
     lines = depth * input_bits // 8 // LINE_BYTES
     for extent, sharers in ((rows, cluster[1]), (columns, cluster[0])):
