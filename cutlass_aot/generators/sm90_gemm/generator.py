@@ -225,27 +225,21 @@ _PERSISTENT = {
 
 
 _SCALED_EXCHANGED = {
-    (64, 64, 1, 2): "1x1x1",
-    (64, 128, 1, 2): "1x1x1",
-    (96, 128, 1, 2): "1x1x1",
-    (128, 128, 1, 2): "1x1x1",
 }
 """The same with scale factors and an exchange."""
 
 _SCALED = {
-    (128, 128, 1, 1): "1x1x1 2x1x1",
-    (128, 160, 1, 1): "2x1x1",
+    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
+    (128, 112, 1, 1): "1x1x1 1x2x1",
+    (128, 96, 1, 1): "1x1x1",
+    (64, 96, 1, 1): "1x1x1",
     (256, 128, 1, 1): "1x2x1",
-    (128, 128, 1, 2): "1x1x1 2x1x1 1x2x1",
-    (128, 112, 1, 2): "1x1x1 2x1x1 1x2x1",
-    (128, 96, 1, 2): "1x1x1 1x2x1",
-    (64, 192, 1, 2): "1x1x1",
 }
 """The same with scale factors."""
 
 _SCALED_PERSISTENT = {
     (256, 128, 1, 1): "1x2x1",
-    (128, 128, 1, 2): "1x1x1 1x2x1",
+    (128, 128, 1, 1): "1x1x1 1x2x1",
 }
 """The same with scale factors, for many tiles."""
 
@@ -266,15 +260,13 @@ _GROUPED = {
 """The same for groups."""
 
 _SCALED_GROUPED_EXCHANGED = {
-    (64, 128, 1, 2): "1x1x1",
 }
 """The same for groups of few rows with scale factors."""
 
 _SCALED_GROUPED = {
-    (128, 128, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1 1x2x1",
     (256, 128, 1, 1): "1x2x1",
     (128, 128, 1, 2): "1x1x1 1x2x1",
-    (128, 112, 1, 2): "1x1x1",
 }
 """The same for groups with scale factors."""
 
@@ -306,8 +298,11 @@ def _designs(input_bits: int, scaled: bool, groups: str) -> Iterator[_Design]:
                 tile = m, n, lines * line
                 yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups)
                 rows = n if swap else m
-                if scaled and rows >= 128 and blocks == 1:
-                    yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups, "ordered")
+                if scaled and not swap:
+                    for schedule in ("unrolled", "pairs"):
+                        if schedule == "pairs" and (rows > 128 or n > 128 or (rows == 128 and blocks == 2)):
+                            continue
+                        yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups, schedule)
 
 
 def _shape(text: str) -> tuple[int, int, int]:

@@ -657,28 +657,18 @@ def sum_scaled(
         other = cute.make_rmem_tensor(shape, cutlass.Float32)
         own, others = room_for_factors(plan), room_for_factors(plan)
         if count_k > 0:
-            cute.arch.mbarrier_wait(full + stage, phase)
-            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
-            issue(mmas, part, of_a, of_b, 0, stage)
-        for _pair in cutlass.range((count_k - 1) // 2, unroll=1):
-            before = stage
-            stage, phase = following(stage, phase, plan)
-            cute.arch.mbarrier_wait(full + stage, phase)
-            read_factors(others, factors + stage * plan.factor_stride, thread, plan)
-            issue(mmas, other, of_a, of_b, 0, stage)
-            warpgroup.wait_group(1)
-            release(empty + before, lane, sharer, sharers)
-            add_scaled(total, part, own, 0, plan)
-            before = stage
-            stage, phase = following(stage, phase, plan)
-            cute.arch.mbarrier_wait(full + stage, phase)
-            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
-            issue(mmas, part, of_a, of_b, 0, stage)
-            warpgroup.wait_group(1)
-            release(empty + before, lane, sharer, sharers)
-            add_scaled(total, other, others, 0, plan)
-        if count_k > 0:
             if count_k % 2 == 0:
+                cute.arch.mbarrier_wait(full + stage, phase)
+                read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+                issue(mmas, part, of_a, of_b, 0, stage)
+                warpgroup.wait_group(0)
+                release(empty + stage, lane, sharer, sharers)
+                add_scaled(total, part, own, 0, plan)
+                stage, phase = following(stage, phase, plan)
+            cute.arch.mbarrier_wait(full + stage, phase)
+            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+            issue(mmas, part, of_a, of_b, 0, stage)
+            for _pair in cutlass.range((count_k - 1) // 2, unroll=1):
                 before = stage
                 stage, phase = following(stage, phase, plan)
                 cute.arch.mbarrier_wait(full + stage, phase)
@@ -687,17 +677,48 @@ def sum_scaled(
                 warpgroup.wait_group(1)
                 release(empty + before, lane, sharer, sharers)
                 add_scaled(total, part, own, 0, plan)
-                warpgroup.wait_group(0)
-                release(empty + stage, lane, sharer, sharers)
+                before = stage
+                stage, phase = following(stage, phase, plan)
+                cute.arch.mbarrier_wait(full + stage, phase)
+                read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+                issue(mmas, part, of_a, of_b, 0, stage)
+                warpgroup.wait_group(1)
+                release(empty + before, lane, sharer, sharers)
                 add_scaled(total, other, others, 0, plan)
-            else:
-                warpgroup.wait_group(0)
-                release(empty + stage, lane, sharer, sharers)
-                add_scaled(total, part, own, 0, plan)
+            warpgroup.wait_group(0)
+            release(empty + stage, lane, sharer, sharers)
+            add_scaled(total, part, own, 0, plan)
+            stage, phase = following(stage, phase, plan)
+    elif cutlass.const_expr(plan.schedule == "pairs"):
+        other = cute.make_rmem_tensor(shape, cutlass.Float32)
+        own, others = room_for_factors(plan), room_for_factors(plan)
+        if count_k % 2 == 1:
+            cute.arch.mbarrier_wait(full + stage, phase)
+            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+            issue(mmas, part, of_a, of_b, 0, stage)
+            warpgroup.wait_group(0)
+            release(empty + stage, lane, sharer, sharers)
+            add_scaled(total, part, own, 0, plan)
+            stage, phase = following(stage, phase, plan)
+        for _pair in cutlass.range(count_k // 2, unroll=1):
+            cute.arch.mbarrier_wait(full + stage, phase)
+            read_factors(own, factors + stage * plan.factor_stride, thread, plan)
+            issue(mmas, part, of_a, of_b, 0, stage)
+            before = stage
+            stage, phase = following(stage, phase, plan)
+            cute.arch.mbarrier_wait(full + stage, phase)
+            read_factors(others, factors + stage * plan.factor_stride, thread, plan)
+            issue(mmas, other, of_a, of_b, 0, stage)
+            warpgroup.wait_group(1)
+            release(empty + before, lane, sharer, sharers)
+            add_scaled(total, part, own, 0, plan)
+            warpgroup.wait_group(0)
+            release(empty + stage, lane, sharer, sharers)
+            add_scaled(total, other, others, 0, plan)
             stage, phase = following(stage, phase, plan)
     else:
         own = room_for_factors(plan)
-        for _index_k in cutlass.range(count_k, unroll=1):
+        for _index_k in cutlass.range(count_k, unroll=4 if plan.schedule == "unrolled" else 1):
             cute.arch.mbarrier_wait(full + stage, phase)
             read_factors(own, factors + stage * plan.factor_stride, thread, plan)
             for block in cutlass.range_constexpr(blocks):

@@ -113,7 +113,7 @@ class Plan:
         sums = self.totals
         if self.scaled:
             part = ROWS * self.tile[1] // THREADS
-            sums += 2 * part if self.schedule == "double" else part
+            sums += 2 * part if self.schedule in ("double", "pairs") else part
         return sums + OTHER_REGISTERS > REGISTERS // WARPS // WARP // warps
 
     @property
