@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,12 +111,14 @@ def try_kernel(
     filters: Sequence[DesignFilter],
     folder: Path,
     tell: Listener,
+    accept: Callable[[Kernel], object],
     *,
     timeout: float = 600.0,
 ) -> TriedKernel:
     """Compile the first kernel of a generator that filters match, for a target.
 
-    ``folder`` is a private directory that takes the store and the bundle; ``tell`` hears the build's events.
+    ``folder`` is a private directory that takes the store and the bundle; ``tell`` hears the build's events;
+    ``accept`` is called with the kernel before it is compiled, and may raise.
 
     Raises:
         GeneratorError: if no kernel matches.
@@ -132,6 +134,7 @@ def try_kernel(
         if not matching:
             instead = find_alternatives(pool, answers, {target: profile}).get(question, "")
             raise GeneratorError(_nothing(reference.name, question, filters, found, instead))
+        accept(matching[0])
         return matching[:1]
 
     machine = os.uname().machine

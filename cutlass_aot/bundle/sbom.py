@@ -74,6 +74,7 @@ class _Package(NamedTuple):
 
 _SOURCES = "sources of kernels"
 _COMPILER = _Package("compiles kernels", "Other/Proprietary License", spdx=False)
+_PROGRAMS = _Package("code of programs, in kernels", "", scope="required")
 _HEADERS = _Package("headers of CUDA", "LicenseRef-NVIDIA-Proprietary", spdx=False)
 # Where these packages decide the bytes, their versions are pinned, and so are their licences.
 _PACKAGES: Mapping[str, _Package] = {
@@ -100,9 +101,7 @@ def bill_of_materials(
 
     ``licenses`` are the names of its files of licences, ``DISTRIBUTION.txt``.
     """
-    places = _places(licenses, f"../{LICENSES}")
-    code = sorted(code_of_requests(requests))
-    packages = [*_packages(catalog, places), *(_code_component(item, places) for item in code)]
+    packages = _packages(catalog, requests, _places(licenses, f"../{LICENSES}"))
     bundle = {
         "type": "library",
         "bom-ref": "bundle",
@@ -123,14 +122,19 @@ def bill_of_materials(
 
 
 def bill_of_wheel(
-    catalog: Catalog, name: str, path: str, sha256: str, licenses: Collection[str] = ()
+    catalog: Catalog,
+    name: str,
+    path: str,
+    sha256: str,
+    requests: Iterable[Request] = (),
+    licenses: Collection[str] = (),
 ) -> bytes:
     """The bill of the distribution ``name``, a bundle's wheel: its packages, and a link to the bundle's bill.
 
     The latter has the digest ``sha256``; ``path`` leads to it from the folder of the wheel's bill.
-    ``licenses`` are as in :func:`bill_of_materials`.
+    ``requests`` and ``licenses`` are as in :func:`bill_of_materials`.
     """
-    packages = _packages(catalog, _places(licenses, f"{path.rsplit('/', 2)[0]}/{LICENSES}"))
+    packages = _packages(catalog, requests, _places(licenses, f"{path.rsplit('/', 2)[0]}/{LICENSES}"))
     wheel = {
         "type": "library",
         "bom-ref": "wheel",
@@ -208,12 +212,14 @@ def _places(licenses: Collection[str], folder: str) -> dict[str, str]:
 
 
 def _code_component(code: Code, places: Mapping[str, str]) -> dict[str, Any]:
+    # The compiler's licence is about itself, not about what it writes.
+    known = _COMPILER if _PACKAGES.get(code.name) is _COMPILER else _PROGRAMS
     component: dict[str, Any] = {
         "type": "library",
         "bom-ref": f"code {code.name} {code.version} {code.digest}",
         "name": code.name,
-        "scope": "required",
-        "properties": _properties({"cutlass-aot:role": "code of programs, in kernels", _CODE: code.digest}),
+        "scope": known.scope,
+        "properties": _properties({"cutlass-aot:role": known.role, _CODE: code.digest}),
     }
     if code.name in places:
         component["licenses"] = [_license(code.name, _PACKAGES.get(code.name), places[code.name])]
@@ -231,11 +237,14 @@ def _license(name: str, known: _Package | None, place: str) -> dict[str, Any]:
     return {"license": {**license, "url": place} if place else license}
 
 
-def _packages(catalog: Catalog, places: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What the bundle was made with, and what it needs to be loaded."""
+def _packages(
+    catalog: Catalog, requests: Iterable[Request], places: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """What the bundle was made with, what it needs to be loaded, and the code of its programs."""
     versions = {name: version for name, version in catalog.provenance.items() if name != "toolchain"}
     versions.setdefault("apache-tvm-ffi", catalog.requirements.tvm_ffi)
-    return [_component(name, version, places.get(name, "")) for name, version in sorted(versions.items())]
+    packages = [_component(name, version, places.get(name, "")) for name, version in sorted(versions.items())]
+    return packages + [_code_component(item, places) for item in sorted(code_of_requests(requests))]
 
 
 def _component(name: str, version: str, place: str) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def _tell_result(result: BuildResult, manifest: Path, *, as_json: bool) -> int:
                 f"not compiled again: cutlass-aot build {manifest} --retry does that",
                 err=True,
             )
-        say("nothing was written; what compiled is in the store", err=True)
+        others = result.kernels > len(result.failures)
+        say("nothing was written" + "; what compiled is in the store" * others, err=True)
         return 1
     if not as_json:
         state = "written" if result.written else "up to date"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from cutlass_aot.cli.options import (
     filter_options,
     filters_given,
     json_option,
+    pairs_given,
 )
 from cutlass_aot.cli.output.render import own_name, print_json, prose, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.schema.tuning.ranking import Extents
-from cutlass_aot.schema.words import did_you_mean, few, plural
+from cutlass_aot.schema.words import closest, did_you_mean, few, plural
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
     from cutlass_aot.schema.bundles.catalog import GroupEntry
 
 _extent = click.IntRange(1)
+_FILTERS = {
+    "dtypes": "Element types of the operands, such as bf16.bf16.bf16.",
+    "layouts": "Layout letters of the operands, such as tnt.",
+    "accumulator": "Element type of the accumulator.",
+    "epilogue": "Formula of the epilogue.",
+    "target": "GPU code target, such as sm_90a.",
+}
 
 
 @click.command("choose")
@@ -42,12 +50,12 @@ _extent = click.IntRange(1)
     metavar="MODEL",
     help='GPU to choose for, such as H200, or as the driver names it, such as "NVIDIA H200 NVL".',
 )
-@filter_options(
-    dtypes="Element types of the operands, such as bf16.bf16.bf16.",
-    layouts="Layout letters of the operands, such as tnt.",
-    accumulator="Element type of the accumulator.",
-    epilogue="Formula of the epilogue.",
-    target="GPU code target, such as sm_90a.",
+@filter_options(**_FILTERS)
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="NAME=PATTERN",
+    help="A parameter of a declared kernel, such as dtype=f32; may be repeated.",
 )
 @click.option("--top", type=click.IntRange(1), default=4, show_default=True, help="Kernels to show.")
 @json_option
@@ -59,6 +67,7 @@ def command(
     batch: int,
     extents: tuple[str, ...],
     gpu: str | None,
+    where: tuple[str, ...],
     top: int,
     as_json: bool,
     **filters: tuple[str, ...],
@@ -68,8 +77,9 @@ def command(
     The problem is a GEMM by --m, --n and --k, or one of other kernels by --extent for each name that their
     operands have. No GPU is needed: --gpu names the one to choose for, and leaves the targets that run on it;
     a model that neither BUNDLE was measured on nor cutlass-aot knows is refused. Operands are taken to be
-    packed. For each kind of problem that BUNDLE has and the filters leave, the first kernels are shown, with
-    their expected times, or their costs by the formula of their declaration, if these are known.
+    packed. For each kind of problem that BUNDLE has and the filters leave, such as each element type, the
+    first kernels are shown, with their expected times, or their costs by the formula of their declaration, if
+    these are known; the last line says which options leave one.
 
     \b
       cutlass-aot choose build/bundles/sm90 --m 16 --n 4096 --k 4096 --gpu H200
@@ -92,12 +102,14 @@ def command(
         problem, named = gemm.by_name, str(gemm)
     if gpu is not None:
         _require_known(opened, gpu)
-    found, refused = _choices(opened, problem, gpu, filters_given(filters), own=bool(extents))
+    given = filters_given(filters)
+    parameters = _parameters(opened, pairs_given(where, "--where"))
+    found, refused = _choices(opened, problem, gpu, given, parameters, own=bool(extents))
     if not found:
         kind = "kernel" if extents else "GEMM"
         reasons = few([f"{reason} ({few(names, 2)})" for reason, names in refused.items()], 4, separator="; ")
         if not refused:
-            reasons = f"no {kind} matches the filters{_present(opened, filters_given(filters))}"
+            reasons = f"no {kind} matches the filters{_present(opened, given, parameters)}"
         raise KernelNotFound(f"{opened.name} has no {kind} for {named}: {reasons}")
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])
@@ -108,23 +120,58 @@ def command(
         say(*_table(expected[:top]))
         if len(expected) > top:
             say(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
+    if differences := _differences([group for group, _ in found]):
+        say("", *prose(f"{len(found)} choices; name one by {differences}"))
     return 0
+
+
+def _parameters(bundle: Bundle, where: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Patterns for parameters of declared kernels, by their names."""
+    known = sorted({name for group in bundle.groups for name, _ in group.parameters})
+    found: dict[str, list[str]] = {}
+    for name, pattern in where:
+        if name not in known:
+            raise click.BadParameter(
+                f"no kernel of {bundle.name} has a parameter {name!r}: it has {few(known, 24)}"
+                f"{did_you_mean(name, known)}",
+                param_hint="--where",
+            )
+        found.setdefault(name, []).append(pattern)
+    return found
+
+
+def _differences(groups: Sequence[GroupEntry]) -> str:
+    """The options that tell groups apart, with the values that they have; ``""`` for one group."""
+    from cutlass_aot.runtime.opened.filters import text_of, value_of
+
+    differing: dict[str, list[str]] = {}
+    for name in _FILTERS:
+        texts = [value_of(group, name) for group in groups]
+        if len(set(texts)) > 1:
+            differing[f"--{name}"] = texts
+    if len(set(zip(*differing.values(), strict=True))) < len(groups):
+        for name in sorted({name for group in groups for name, _ in group.parameters}):
+            texts = [text_of(dict(group.parameters).get(name, "")) for group in groups]
+            if len(set(texts)) > 1:
+                differing[f"--where {name}="] = texts
+    return " and ".join(f"{name} ({few(sorted(set(texts)), 6)})" for name, texts in differing.items())
 
 
 def _choices(
     bundle: Bundle,
     extents: Mapping[Any, int],
     gpu: str | None,
-    filters: dict[str, list[str]],
+    filters: Mapping[str, list[str]],
+    parameters: Mapping[str, list[str]],
     *,
     own: bool,
 ) -> tuple[list[tuple[GroupEntry, Choice]], dict[str, list[str]]]:
     """The choice for each group that serves the problem, but once for groups that serve the same calls.
 
     And the names of the other groups that match the filters by the reason why they do not serve it. The
-    problem is that of a GEMM, or of ``own`` kernels.
+    problem is that of a GEMM, or of ``own`` kernels; ``parameters`` are patterns for those of declared ones.
     """
-    from cutlass_aot.runtime.opened.filters import group_matches
+    from cutlass_aot.runtime.opened.filters import group_matches, parameters_match
     from cutlass_aot.schema.drivers import compute_capability_of
     from cutlass_aot.schema.kernels.operands import extent_names, packed, supports
     from cutlass_aot.schema.targets import Target
@@ -133,7 +180,9 @@ def _choices(
     found: dict[object, tuple[GroupEntry, Choice]] = {}
     refused: dict[str, list[str]] = {}
     for group in bundle.groups:
-        if own is (group.operation == "gemm") or group.requests or not group_matches(group, filters):
+        if own is (group.operation == "gemm") or group.requests:
+            continue
+        if not (group_matches(group, filters) and parameters_match(group, parameters)):
             continue
         names = extent_names(group.operands)
         if own and set(names) != extents.keys():
@@ -165,13 +214,16 @@ def _choices(
     return list(found.values()), refused
 
 
-def _present(bundle: Bundle, filters: Mapping[str, list[str]]) -> str:
+def _present(bundle: Bundle, filters: Collection[str], parameters: Collection[str]) -> str:
     """What a bundle has of what filters that match nothing ask for."""
     from cutlass_aot.runtime.opened.filters import values
 
     kernels = bundle.kernels()
-    there = {name: few([value or "''" for value in values(kernels, name)], 6) for name in filters}
-    shown = "; ".join(f"--{name}: {text}" for name, text in there.items())
+    options = {f"--{name}": name for name in filters} | {f"--where {name}=": name for name in parameters}
+    there = {
+        option: few([value or "''" for value in values(kernels, name)], 6) for option, name in options.items()
+    }
+    shown = "; ".join(f"{option}: {text}" for option, text in there.items())
     return f"; it has {shown}" if shown else ""
 
 
@@ -186,17 +238,24 @@ def _other_extents(names: Sequence[str | int], given: Mapping[Any, int]) -> str:
 
 
 def _require_known(bundle: Bundle, gpu: str) -> None:
-    """Refuse a GPU model of which nothing is known: it may be misspelt."""
+    """Refuse a GPU model that may be misspelt: nothing is known of it, or its vendor looks like another."""
     from cutlass_aot.schema.drivers import COMPUTE_CAPABILITIES, compute_capability_of, models_named
 
     measured = bundle.tuned_for
-    if models_named(gpu, measured) or compute_capability_of(gpu) is not None:
+    if models_named(gpu, measured):
+        return
+    vendor, _, model = gpu.strip().partition(" ")
+    misspelt = vendor.lower() != "nvidia" and closest(vendor, ("NVIDIA",)) is not None
+    if not misspelt and compute_capability_of(gpu) is not None:
         return
     here = f"{', '.join(measured)}, on which {bundle.name} was measured, or " if measured else ""
+    # Without the vendor, since that is most of a short name.
+    meant = did_you_mean(model if vendor.lower() == "nvidia" else gpu, (*measured, *COMPUTE_CAPABILITIES))
+    if misspelt and compute_capability_of(model) is not None:
+        meant = f"; did you mean {f'NVIDIA {model}'!r}?"
     raise click.BadParameter(
         f"nothing is known of a GPU model {gpu!r}: expected {here}one of {', '.join(COMPUTE_CAPABILITIES)}"
-        f"{did_you_mean(gpu, (*measured, *COMPUTE_CAPABILITIES))}; without --gpu, kernels are chosen for a "
-        "typical GPU of their target",
+        f"{meant}; without --gpu, kernels are chosen for a typical GPU of their target",
         param_hint="--gpu",
     )
 

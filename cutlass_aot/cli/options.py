@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +12,12 @@ import click
 
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.schema.tuning.ranking import MAX_EXTENT
+from cutlass_aot.schema.words import few
 
 Decorator = Callable[[Any], Any]
+
+BUNDLES = Path("build/bundles")
+"""Where ``build`` writes bundles if nothing else is said."""
 
 
 class KeyPath(click.Path):
@@ -38,9 +43,38 @@ class BundlePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The directory of the bundle that is meant."""
         del param, ctx
+        from cutlass_aot.errors import BundleError
         from cutlass_aot.runtime.installed import directory_of
+        from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 
-        return value if isinstance(value, Path) else directory_of(value, self.expected)
+        if isinstance(value, Path):
+            return value
+        try:
+            return directory_of(value, self.expected)
+        except BundleError as error:
+            built = BUNDLES / value
+            if os.path.lexists(built / MANIFEST_NAME):
+                raise BundleError(f"{error}; did you mean {str(built)!r}?") from None
+            raise
+
+
+class _ManifestPath(click.Path):
+    """A manifest; in the place of one, its folder and its name without the suffix are refused with advice."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, which need not exist."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.is_dir():
+            inside = [str(file) for file in sorted(path.glob("*.toml")) if file.name != "pyproject.toml"]
+            advice = f"name {few(inside)}" if inside else "it has none"
+            self.fail(f"{path} is a folder, expected a manifest: {advice}", param, ctx)
+        named = path.with_name(f"{path.name}.toml")
+        if not path.exists() and named.is_file():
+            self.fail(f"{path}: no such file, expected a manifest; did you mean {str(named)!r}?", param, ctx)
+        return path
 
 
 class _GpuNumber(click.IntRange):
@@ -119,7 +153,7 @@ def extents_given(items: tuple[str, ...]) -> dict[str, int]:
     return found
 
 
-manifest_argument = click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))
+manifest_argument = click.argument("manifest", type=_ManifestPath())
 bundle_argument = click.argument("bundle", type=BundlePath())
 gpu_number_option = click.option(
     "--gpu", type=_GpuNumber(), default=0, show_default=True, help="CUDA device ordinal."
@@ -145,7 +179,7 @@ store_option = click.option(
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("build/bundles"),
+    default=BUNDLES,
     show_default=True,
     help="Directory that takes the bundle's directory.",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,19 +23,23 @@ from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.codec import to_plain
+from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.words import plural, size
 
 if TYPE_CHECKING:
     from cutlass_aot.builder.events import Event
     from cutlass_aot.builder.try_kernel import TriedKernel
     from cutlass_aot.generators.protocol import Generator
+    from cutlass_aot.schema.kernels.kernel import Kernel
     from cutlass_aot.tuning.reference_run import Outcome
 
 
 @click.command("try")
 @click.argument("kernel")
 @plugin_option
-@click.option("--target", help="GPU code target; for the GPU at hand, or the kernel's first, if left out.")
+@click.option(
+    "--target", help="GPU code target; the best for the GPU at hand, or the kernel's first, if left out."
+)
 @click.option(
     "--where",
     multiple=True,
@@ -95,27 +99,34 @@ def command(
         import_plugin(plugin)
     reference = named(kernel)
     generator = reference.load()
-    capability, missing = (None, "not asked for") if no_run else _capability(gpu)
+    capability, missing = _capability(gpu)
+    if no_run:
+        missing = "not asked for"
     operation = operation or generator.operations[0]
     chosen = target_for(generator, operation, target, capability)
+    why = "" if target else _why(generator.targets(operation), chosen, gpu, capability)
     problem = Problem(operation, tuple(filter(None, dtypes.split("."))), layouts, accumulator)
     with temporary_folder("try") as folder:
         tell = _ignore if as_json else _tell
-        tried = try_kernel(reference, problem, chosen, filters, folder, tell, timeout=timeout)
+
+        def extents_of(kernel: Kernel) -> Mapping[str | int, int]:
+            # Before it is compiled, and where nothing runs: a name that the kernel does not have is refused.
+            return usual_extents(kernel.operands, sizes)
+
+        tried = try_kernel(reference, problem, chosen, filters, folder, tell, extents_of, timeout=timeout)
         seconds = time.monotonic() - began
-        # Also where nothing runs: a name that the kernel does not have is refused.
-        named_extents = usual_extents(tried.kernel.operands, sizes)
+        named_extents = extents_of(tried.kernel)
         outcome: Outcome | None = None
-        if capability is not None:
+        if capability is not None and not no_run:
             if not as_json:
                 say(f"running it on GPU {gpu}", err=True)
             outcome, missing = _run(tried, generator, named_extents, gpu, capability)
     if as_json:
         print_json(_record(tried, seconds, outcome, missing, named_extents))
     else:
-        for name, text in _lines(tried, seconds, outcome, missing, generator, gpu, named_extents):
+        for name, text in _lines(tried, why, seconds, outcome, missing, generator, gpu, named_extents):
             line = f"{name:<15}{text}"
-            say(*prose(line, 17) if name in ("operands", "") else [line])
+            say(*prose(line, 17) if name in ("operands", "", "target") else [line])
         for problem_text in tried.problems:
             say(f"error: {problem_text}", err=True)
     return 1 if tried.problems or (outcome is not None and not outcome.good) else 0
@@ -143,6 +154,16 @@ def _capability(gpu: int) -> tuple[tuple[int, int] | None, str]:
         return None, str(error)
 
 
+def _why(targets: Sequence[str], chosen: str, gpu: int, capability: tuple[int, int] | None) -> str:
+    """Why a target was taken that nobody asked for, to be said after its name."""
+    if len(targets) == 1:
+        return ", the only one of the kernel"
+    if capability is not None and Target.parse(chosen).runs_on(capability):
+        return f", the best one for GPU {gpu}"
+    none = "no GPU here" if capability is None else f"GPU {gpu} runs none"
+    return f", the first of {', '.join(targets)} ({none}); --target names another"
+
+
 def _run(
     tried: TriedKernel,
     generator: Generator,
@@ -153,7 +174,6 @@ def _run(
     """What a run on the GPU gave; None if it was not run, with the reason."""
     from cutlass_aot.errors import TuningError
     from cutlass_aot.runtime.bundle import open_bundle
-    from cutlass_aot.schema.targets import Target
     from cutlass_aot.tuning.gpu import import_torch
     from cutlass_aot.tuning.reference_run import run
 
@@ -194,6 +214,7 @@ def _first_line(error: Exception) -> str:
 
 def _lines(
     tried: TriedKernel,
+    why: str,
     seconds: float,
     outcome: Outcome | None,
     missing: str,
@@ -209,7 +230,8 @@ def _lines(
     lines = [
         ("kernel", tried.kernel.name + more),
         *operand_lines(tried.kernel.operands),
-        ("compiled in", f"{tried.seconds:.1f} s for {tried.kernel.target}; {whole}"),
+        ("target", tried.kernel.target + why),
+        ("compiled in", f"{tried.seconds:.1f} s; {whole}"),
         ("registers", f"{facts.registers} a thread"),
         ("spills", f"{size(facts.spill_bytes)} a thread" if facts.spill_bytes else "none"),
         ("shared memory", shared),

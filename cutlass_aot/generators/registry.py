@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TypeVar
 from cutlass_aot.errors import GeneratorError, ManifestError
 from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.declared import DeclaredGenerator
-from cutlass_aot.generators.declaring_files import declaring_files
+from cutlass_aot.generators.declaring_files import declaring_files, files_of_name
 from cutlass_aot.generators.distributions import installed
 from cutlass_aot.generators.protocol import Generator
 from cutlass_aot.runtime.declared import DeclaredKernel, declared_kernels
@@ -175,15 +176,33 @@ def _known() -> dict[str, str]:
 
 
 def find(name: str) -> GeneratorReference:
-    """The reference of one generator; the error for an unknown name lists the known ones."""
+    """The reference of one generator.
+
+    The error for an unknown name says which file of the working directory may be meant, or lists the known
+    ones.
+    """
     known = references()
     if name not in known:
+        if files := files_of_name(name.rstrip("/"), Path()):
+            declares = "declares" if len(files) == 1 else "declare"
+            raise ManifestError(
+                f"no installed package has a generator {name!r}, but {few(files)} {declares} kernels: "
+                f"name {files[0]} to `try` or `check`; for `build`, {_for_build(files[0])}"
+            )
         raise ManifestError(
             f"unknown generator {name!r}: expected one of {', '.join(known)}; a package registers one "
             f"through the entry-point group {GENERATORS!r}, a module through `plugins` in the manifest or "
             "--plugin, a file as FILE.py to `try` and `check`" + did_you_mean(name, known)
         )
     return known[name]
+
+
+def _for_build(file: Path) -> str:
+    """How a manifest can have the kernels that a file declares."""
+    for folder in file.resolve().parents:
+        if (folder / "pyproject.toml").is_file():
+            return f"install it with: python -m pip install --editable {os.path.relpath(folder)}"
+    return "name its module under `plugins` in the manifest"
 
 
 def named(kernel: str) -> GeneratorReference:

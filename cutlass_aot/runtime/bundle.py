@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutlass_aot.errors import KernelNotFound, OperandError
 from cutlass_aot.runtime.dispatch import RUNNING, Dispatcher, in_order
 from cutlass_aot.runtime.files import trust
 from cutlass_aot.runtime.launching.native import NativeAttribute
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_directory
-from cutlass_aot.runtime.opened.finder import Choice, Finder
+from cutlass_aot.runtime.opened.finder import Choice, Finder, NamedOperands
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.match import Explanation
 from cutlass_aot.runtime.selection.query import Computation, Parameters
@@ -191,12 +190,8 @@ class Bundle:
             DeviceError: if operands are on a GPU that the driver does not know.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
-        try:
+        with NamedOperands(self._finder, operation, named, _FINDING):
             return self._finder.find(computation, in_order(computation, operands, named), target, gpu)
-        except (KernelNotFound, OperandError) as error:
-            if wrong := self._finder.misnamed(operation, named, _FINDING):
-                raise wrong from error
-            raise
 
     def choose(
         self,
@@ -215,12 +210,8 @@ class Bundle:
         Arguments and errors are those of :meth:`find`.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
-        try:
+        with NamedOperands(self._finder, operation, named, _FINDING):
             return self._finder.choose(computation, in_order(computation, operands, named), target, gpu)
-        except (KernelNotFound, OperandError) as error:
-            if wrong := self._finder.misnamed(operation, named, _FINDING):
-                raise wrong from error
-            raise
 
     def explain(
         self,
@@ -244,12 +235,8 @@ class Bundle:
             OperandError: if an operand cannot be described, or ``target`` is not the name of a target.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
-        try:
+        with NamedOperands(self._finder, operation, named, _FINDING):
             return self._finder.explain(computation, in_order(computation, operands, named), target)
-        except OperandError as error:
-            if wrong := self._finder.misnamed(operation, named, _FINDING):
-                raise wrong from error
-            raise
 
     def kernels(self, **filters: str | Sequence[str]) -> list[KernelHandle]:
         """Kernels of the bundle, by group, family, tile shape, cluster shape, the rest of the design, name.
@@ -396,12 +383,7 @@ class Bundle:
             named: operands by name.
         """
         computation = Computation.of(operation, epilogue, accumulator, parameters, named)
-        try:
-            self._dispatcher.run(computation, operands, named, stream, workspace)
-        except (KernelNotFound, OperandError) as error:
-            if wrong := self._finder.misnamed(operation, named, RUNNING):
-                raise wrong from error
-            raise
+        self._dispatcher.run(computation, operands, named, RUNNING, stream, workspace)
 
     # -- this machine -----------------------------------------------------------------------------------
 

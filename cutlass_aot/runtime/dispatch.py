@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cutlass_aot.errors import CutlassAotError, KernelNotFound, OperandError, ParameterError
+from cutlass_aot.errors import CutlassAotError, KernelNotFound, ParameterError
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.call import call, requires_gradient, without_gradients
 from cutlass_aot.runtime.launching.library import Library
@@ -21,7 +21,7 @@ from cutlass_aot.runtime.launching.tensors import (
     native_classes,
     to_ffi,
 )
-from cutlass_aot.runtime.opened.finder import Finder, NativeChoice
+from cutlass_aot.runtime.opened.finder import Finder, NamedOperands, NativeChoice
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
@@ -149,12 +149,7 @@ class Dispatcher:
         if len(operands) != 3:
             operands = _bound("gemm", ("a", "b", "out"), operands, named)
         computation = Computation.of("gemm", epilogue, accumulator, None, named)
-        try:
-            self.run(computation, operands, named, stream, workspace)
-        except (KernelNotFound, OperandError) as error:
-            if wrong := self._finder.misnamed("gemm", named, _GEMM_OPTIONS):
-                raise wrong from error
-            raise
+        self.run(computation, operands, named, _GEMM_OPTIONS, stream, workspace)
 
     def _linear(
         self,
@@ -180,10 +175,11 @@ class Dispatcher:
         computation: Computation,
         operands: Sequence[Any],
         named: Mapping[str, Any],
+        options: Sequence[str],
         stream: Any,
         workspace: Any,
     ) -> None:
-        """Launch on operands; see :meth:`cutlass_aot.Bundle.run`."""
+        """Launch on operands; see :meth:`cutlass_aot.Bundle.run`, which has ``options`` by name."""
         given = in_order(computation, operands, named)
         direct = self._direct
         if stream is None and direct and all(type(item) in direct or type(item) is float for item in given):
@@ -192,7 +188,9 @@ class Dispatcher:
                 self._fast_path(cache, given, computation) or self._choose_and_launch(computation, given)
             ):
                 return
-        self._find_and_launch(computation, given, stream, workspace)
+        # What was launched before has no wrong names.
+        with NamedOperands(self._finder, computation.operation, named, options):
+            self._find_and_launch(computation, given, stream, workspace)
 
     def _fast_path(self, cache: Any, operands: Sequence[Any], computation: Computation) -> bool:
         """Launch what a dispatch cache has for operands that native code takes directly; False if nothing."""

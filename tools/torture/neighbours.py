@@ -17,14 +17,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import click
-
-from tools.bench.command import markdown
+from tools.torture.attacks import attack_command
 
 MANIFEST = """
 [bundle]
@@ -247,22 +244,12 @@ ATTACKS: Mapping[str, Callable[[Path], str]] = {
 """Each returns what is wrong, or nothing."""
 
 
-@click.command()
-@click.option(
-    "--attack", "names", multiple=True, type=click.Choice(list(ATTACKS)), help="This one; repeatable."
-)
-def main(names: tuple[str, ...]) -> None:
-    """Build beside hostile neighbours and after killed builders."""
-    rows = []
-    for name in names or ATTACKS:
-        start = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-            wrong = ATTACKS[name](Path(folder))
-        rows.append((name, f"{time.monotonic() - start:.1f}", wrong or "withstood"))
-    click.echo(markdown(("attack", "seconds", ""), rows))
-    if any(row[2] != "withstood" for row in rows):
-        sys.exit(1)
+def met(name: str, folder: Path) -> tuple[float, str, list[str]]:
+    """Seconds that an attack takes, and what is wrong."""
+    start = time.monotonic()
+    wrong = ATTACKS[name](folder)
+    return time.monotonic() - start, wrong, []
 
 
 if __name__ == "__main__":
-    main()
+    attack_command("Build beside hostile neighbours and after killed builders.", ATTACKS, met, "withstood")()

@@ -17,16 +17,13 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
-
-from tools.bench.command import markdown
+from tools.torture.attacks import attack_command
 
 TIMEOUT = 3.0
 """What ``--timeout`` says."""
@@ -159,22 +156,12 @@ def attacked(answer: Answer, folder: Path) -> tuple[float, str, str]:
     return seconds, said.splitlines()[-1] if said else "", wrong
 
 
-@click.command()
-@click.option(
-    "--attack", "names", multiple=True, type=click.Choice(list(ATTACKS)), help="This one; repeatable."
-)
-def main(names: tuple[str, ...]) -> None:
-    """Pull from registries that do not mean well."""
-    rows = []
-    for name in names or ATTACKS:
-        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-            seconds, said, wrong = attacked(ATTACKS[name], Path(folder))
-        sentence = re.sub(r"127\.0\.0\.1:[0-9]+", "HOST", said.removeprefix("error: "))
-        rows.append((name, f"{seconds:.1f}", wrong or "ended", sentence))
-    click.echo(markdown(("attack", "seconds", "", "what was said"), rows))
-    if any(row[2] != "ended" for row in rows):
-        sys.exit(1)
+def met(name: str, folder: Path) -> tuple[float, str, list[str]]:
+    """Seconds that a pull takes, what is wrong, and what was said."""
+    seconds, said, wrong = attacked(ATTACKS[name], folder)
+    return seconds, wrong, [re.sub(r"127\.0\.0\.1:[0-9]+", "HOST", said.removeprefix("error: "))]
 
 
 if __name__ == "__main__":
-    main()
+    what = "Pull from registries that do not mean well."
+    attack_command(what, ATTACKS, met, "ended", ["what was said"])()

@@ -10,6 +10,7 @@ from cutlass_aot.bundle.plan import BundlePlan, GroupPlan, PackedFile
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, Catalog, FileReference
 from cutlass_aot.schema.bundles.signature import Signature
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.requests.request import Request
 from cutlass_aot.schema.tuning.ranking import Ranking
 
 
@@ -39,6 +40,11 @@ class VerifiedBundle:
         unlisted = {MANIFEST_NAME: self.manifest, **{item.path: item.to_bytes() for item in self.signatures}}
         references = (FileReference(path, len(data), digest(data)) for path, data in unlisted.items())
         return sorted([*self.references.values(), *references])
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests of all groups."""
+        return [compiled.request for group in self.groups for compiled in group.requests]
 
     def plan(self) -> BundlePlan:
         """The plan of the same bundle, without signatures; code and libraries are those in the directory."""

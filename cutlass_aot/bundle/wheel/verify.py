@@ -128,8 +128,10 @@ def _from_bundle(bundle: VerifiedBundle, names: WheelNames) -> dict[str, str]:
     bill = bundle.references.get(f"{BILL_FOLDER}/{BILL_NAME}")
     if bill is not None:
         where = f"../../{names.package}/{BUNDLE_FOLDER}/{bill.path}"
-        text = bill_of_wheel(bundle.catalog, names.distribution, where, bill.sha256, licenses).decode()
-        found[f"{names.dist_info}/sboms/{BILL_NAME}"] = text
+        made = bill_of_wheel(
+            bundle.catalog, names.distribution, where, bill.sha256, bundle.requests, licenses
+        )
+        found[f"{names.dist_info}/sboms/{BILL_NAME}"] = made.decode()
     return found
 
 

@@ -156,7 +156,9 @@ def _add_bundle(
     if bill is not None:
         # The kernels are listed in the bundle's own bill, to which the wheel's only refers.
         where = f"../../{folder}/{bill.path}"
-        about[f"sboms/{BILL_NAME}"] = bill_of_wheel(catalog, names.distribution, where, bill.sha256, licenses)
+        about[f"sboms/{BILL_NAME}"] = bill_of_wheel(
+            catalog, names.distribution, where, bill.sha256, bundle.requests, licenses
+        )
     for path, data in sorted(about.items()):
         archive.add(f"{names.dist_info}/{path}", data)
 

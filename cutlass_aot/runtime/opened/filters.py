@@ -41,6 +41,17 @@ def group_matches(group: GroupEntry, filters: Filters) -> bool:
     )
 
 
+def parameters_match(group: GroupEntry, filters: Filters) -> bool:
+    """Whether a group of a declared kernel has parameters that pass the filters, by their names."""
+    found = dict(group.parameters)
+    return all(name in found and _any_value(patterns, found[name]) for name, patterns in filters.items())
+
+
+def value_of(group: GroupEntry, name: str) -> str:
+    """The value of a group that a filter on properties of groups is matched against."""
+    return _OF_GROUP[name](group)
+
+
 def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHandle]:
     """Kernels, of groups that match, that pass the other filters too; in the order of a listing."""
     of_kernels = {name: patterns for name, patterns in filters.items() if name not in _OF_GROUP}
@@ -60,7 +71,7 @@ def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
     described = [_described(handle) for handle in handles]
     each = [names[full] for names in described if (full := full_name(name, names)) in names]
     found = {(type(value), value) for value in each}
-    return [_text(value) for _, value in sorted(found, key=lambda item: _comparable(item[1]))]
+    return [text_of(value) for _, value in sorted(found, key=lambda item: _comparable(item[1]))]
 
 
 def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
@@ -93,7 +104,8 @@ def _comparable(value: DesignValue) -> tuple[Any, ...]:
     return (0, *value) if isinstance(value, tuple) else (0, value)
 
 
-def _text(value: DesignValue) -> str:
+def text_of(value: DesignValue) -> str:
+    """A value of a design or a parameter, as a filter names it."""
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,6 +10,7 @@ from cutlass_aot.errors import (
     CorruptFile,
     DeviceError,
     Incompatible,
+    KernelNotFound,
     ManifestError,
     OperandError,
     ParameterError,
@@ -243,6 +244,36 @@ class PreparedCall(NamedTuple):
 
     query: Query
     ordinal: int
+
+
+class NamedOperands:
+    """Operands that a call gives by name: an error within its ``with`` block is of a name, if one is wrong.
+
+    Args:
+        finder: of the bundle.
+        operation: what is computed.
+        named: the operands.
+        options: what else the call takes by name.
+    """
+
+    __slots__ = ("_finder", "_named", "_operation", "_options")
+
+    def __init__(
+        self, finder: Finder, operation: str, named: Mapping[str, Any], options: Sequence[str]
+    ) -> None:
+        self._finder = finder
+        self._operation = operation
+        self._named = named
+        self._options = options
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, (KernelNotFound, OperandError)) and (
+            wrong := self._finder.misnamed(self._operation, self._named, self._options)
+        ):
+            raise wrong from error
 
 
 class Finder:

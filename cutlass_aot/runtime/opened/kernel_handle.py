@@ -17,6 +17,7 @@ from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.operands import (
     OperandDescription,
+    Rejected,
     Verdict,
     misplaced,
     supports,
@@ -109,12 +110,20 @@ class KernelHandle:
             operands: torch tensors, DLPack objects or descriptions, in the order of the call: a, b, out.
 
         Returns:
-            A true value, or a false one with a ``reason``.
+            A true value, or a false one with the ``reason`` that :attr:`launch` would give.
 
         Raises:
             OperandError: if an operand cannot be described.
         """
-        return supports(self.group.operands, [describe_operand(operand) for operand in operands])
+        descriptions = [describe_operand(operand) for operand in operands]
+        if problem := self._misplaced(descriptions):
+            return Rejected(problem)
+        return supports(self.group.operands, descriptions)
+
+    def _misplaced(self, operands: Sequence[OperandDescription]) -> str:
+        """Which operand is not on the one GPU of a launch, which is told first; ``""`` if there is none."""
+        names = [constraint.name for constraint in self.group.operands]
+        return misplaced(names, operands) if len(names) == len(operands) else ""
 
     @NativeAttribute
     def launch(self) -> Launch:
@@ -250,7 +259,7 @@ class KernelHandle:
         try:
             descriptions = [describe_operand(operand) for operand in operands]
             names = [constraint.name for constraint in self.group.operands]
-            if len(names) == len(descriptions) and (problem := misplaced(names, descriptions)):
+            if problem := self._misplaced(descriptions):
                 return MisplacedOperand(problem)
             verdict = supports(self.group.operands, descriptions)
             if not verdict:

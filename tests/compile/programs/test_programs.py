@@ -66,8 +66,11 @@ def test_each_target_is_answered_in_another_process(three):
 
 def test_the_bundle_is_sound_and_carries_licences(three):
     cutlass_aot("verify", "bundles/three", folder=three)
-    licenses = sorted(path.name for path in (three / "bundles/three/licenses").iterdir())
-    assert licenses == ["cutlass-aot.txt", "flash-attn-4.txt", "flashinfer-python.txt", "quack-kernels.txt"]
+    code = ("flash-attn-4", "flashinfer-python", "quack-kernels")
+    licenses = {path.stem: path.read_text() for path in (three / "bundles/three/licenses").iterdir()}
+    assert sorted(licenses) == ["cutlass-aot", *code]
+    for name in code:
+        assert f"==== LICENSE of {name}\n" in licenses[name]
     shown = cutlass_aot("show", "bundles/three", "cute.compile-sm_90a-quack", folder=three)
     assert "quack.rmsnorm:RMSNorm" in shown
     assert "BFloat16" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import resource
@@ -384,8 +385,12 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_workers_end_when_the_builder_is_killed(tmp_path, stopped):
+def test_workers_end_when_the_builder_is_killed_and_its_folder_goes_with_the_next(
+    tmp_path, monkeypatch, stopped
+):
     """Also those that are stopped, which see no channel close."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
     code = (
         "import sys, pathlib, time\n"
         f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
@@ -406,8 +411,19 @@ def test_workers_end_when_the_builder_is_killed(tmp_path, stopped):
         for pid in (builder.pid, fork_server, worker) if stopped else ():
             os.kill(pid, signal.SIGSTOP)
         builder.kill()
-    _wait_until_gone(fork_server)
-    _wait_until_gone(worker)
+    try:
+        _wait_until_gone(fork_server)
+        _wait_until_gone(worker)
+    finally:
+        for pid in (fork_server, worker):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    (left,) = tmp_path.glob("cutlass-aot-*")
+    # One that was made a moment ago may not be locked yet, and stays.
+    os.utime(left, (1, 1))
+    with pool_of(1) as pool:
+        list(pool.run([job("raise", tmp_path)]))
+    assert list(tmp_path.glob("cutlass-aot-*")) == []
 
 
 def _wait_until_gone(pid):

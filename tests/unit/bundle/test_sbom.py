@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import zipfile
 import zlib
 from importlib import metadata
@@ -23,7 +24,7 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.encoding import digest
 from tests.support.kernels import gemm
 from tests.support.replace import replace
-from tests.support.synthetic import entry, kernels, plan
+from tests.support.synthetic import entry, kernels, plan, request_group
 from tests.support.verifying import verify_path, verify_wheel
 
 PROVENANCE = {
@@ -126,6 +127,32 @@ def test_what_is_compiled_into_kernels_is_in_the_bundle_with_its_licence(tmp_pat
     (bundle / MANIFEST_NAME).write_bytes(manifest_to_bytes(references))
     (problem,) = verify_path(bundle)
     assert problem.path == "licenses/of-a-user.txt"
+
+
+def test_code_of_programs_is_in_the_bundle_and_its_wheel_with_its_licence(tmp_path: Path) -> None:
+    licenses = {"ops.txt": b"Permission is hereby granted"}
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    programs = {"groups": (request_group(linked),), "rankings": ()}
+    write_bundle(plan(linked, licenses=licenses, **programs), tmp_path / "bundle")
+    (wheel,) = build_wheels(tmp_path / "bundle", tmp_path)
+    assert verify_wheel(wheel) == []
+    with zipfile.ZipFile(wheel) as archive:
+        paths = [name for name in archive.namelist() if name.endswith("bundle.cdx.json")]
+        assert len(paths) == 2
+        for path in paths:
+            code = {
+                item["name"]: item
+                for item in json.loads(archive.read(path))["components"]
+                if item["bom-ref"].startswith("code ")
+            }
+            assert (code["ops"]["version"], code["ops"]["scope"]) == ("1.2.0", "required")
+            place = (Path(path).parent / code["ops"]["licenses"][0]["license"]["url"]).as_posix()
+            assert archive.read(posixpath.normpath(place)) == licenses["ops.txt"]
+            # What the compiler writes is not under its licence.
+            assert code["nvidia-cutlass-dsl"]["scope"] == "excluded"
+        (text,) = [archive.read(name) for name in archive.namelist() if name.endswith("LICENSES.txt")]
+    assert b"ops is under these terms" in text
 
 
 def test_every_kernel_has_its_provenance(catalog: Catalog) -> None:

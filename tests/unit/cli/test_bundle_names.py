@@ -74,3 +74,14 @@ def test_what_is_neither_is_said_with_what_is_installed(capsys: pytest.CaptureFi
         assert errors.endswith(
             "or the name of an installed bundle (installed: small); did you mean 'small'?\n"
         )
+
+
+def test_a_bundle_that_was_built_here_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    write_bundle(Path("build/bundles/large"), KERNELS)
+    for name in ("ls", "choose", "wheel"):
+        _, _, errors = call(capsys, name, "large")
+        assert errors.endswith("(installed: small); did you mean 'build/bundles/large'?\n")

@@ -61,7 +61,8 @@ def bundle(tmp_path: Path) -> Path:
 def test_each_kind_of_gemm_has_its_choice(run: Run, bundle: Path) -> None:
     status, out, errors = run(bundle, *SIZES, "--gpu", "NVIDIA H200", "--top", 2)
     assert (status, errors) == (0, "")
-    first, second = out.split("\n\n")
+    first, second, last = out.split("\n\n")
+    assert last == "2 choices; name one by --dtypes (bf16.bf16.bf16, f16.f16.f16)\n"
     assert " ".join(first.partition("µs")[0].split()) == (
         "gemm-bf16.bf16.bf16-f32-tnt-sm_90a: fitted: the least time by the cost model fitted on NVIDIA H200 "
         "to kernels of other operands"
@@ -116,7 +117,8 @@ def own(tmp_path: Path) -> Path:
 def test_a_kernel_of_ones_own_is_chosen_by_its_extents(run: Run, own: Path) -> None:
     status, out, _ = run(own, "--extent", "N=1000000")
     assert status == 0
-    first, second = out.split("\n\n")
+    first, second, last = out.split("\n\n")
+    assert last == "2 choices; name one by --dtypes (bf16.bf16, f32.f32)\n"
     assert first.startswith("tuned-bf16.bf16-tt-sm_90a-bf16: declared: the least by the cost formula")
     lines = second.splitlines()
     assert lines[0].startswith("tuned-f32.f32-tt-sm_90a-f32: declared: the least by the cost formula")
@@ -200,7 +202,19 @@ def test_a_gpu_that_was_not_measured_is_said_to_be_so(run: Run, bundle: Path) ->
     assert "measured on NVIDIA H200, not on 'H100'" in " ".join(out.split())
 
 
-@pytest.mark.parametrize(("name", "meant"), [("NVIDIAH200", "NVIDIA H200"), ("H2000", "H200"), ("xyz", "")])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NVIDIAH200", "NVIDIA H200"),
+        ("H2000", "H200"),
+        ("NVIDIA H2000", "H200"),
+        ("NVIDIA H200x", "H200"),
+        # It was taken for another model of the same compute capability.
+        ("NVIDA H200", "NVIDIA H200"),
+        ("nvdia h100 pcie", "NVIDIA h100 pcie"),
+        ("xyz", ""),
+    ],
+)
 def test_a_gpu_that_nobody_knows_is_refused(run: Run, bundle: Path, name: str, meant: str) -> None:
     status, out, errors = run(bundle, *SIZES, "--gpu", name)
     assert (status, out) == (2, "")
@@ -209,6 +223,13 @@ def test_a_gpu_that_nobody_knows_is_refused(run: Run, bundle: Path, name: str, m
         in errors
     )
     assert f"did you mean {meant!r}?" in errors if meant else "did you mean" not in errors
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "Tesla H100", "GH200 480GB"])
+def test_a_gpu_that_was_not_measured_may_be_named_as_its_driver_does(
+    run: Run, bundle: Path, name: str
+) -> None:
+    assert run(bundle, *SIZES, "--gpu", name)[0] == 0
 
 
 def test_targets_that_a_gpu_does_not_run_are_left_out(run: Run, bundle: Path) -> None:
@@ -271,6 +292,29 @@ def test_show_says_what_a_groups_choices_are_known_by(
         "gemm-bf16.bf16.bf16-f32-tnt-sm_90a": f"0 problems, {origin}",
         "gemm-f16.f16.f16-f32-tnt-sm_90a": f"1 problem, {origin}: {ACCURACY}",
     }
+
+
+def test_a_parameter_leaves_one_choice(run: Run, own: Path) -> None:
+    status, out, _ = run(own, "--extent", "N=1000", "--where", "dtype=f*")
+    assert (status, out.count("declared: "), "choices" in out) == (0, 1, False)
+    assert out.startswith("tuned-f32.f32-tt-sm_90a-f32: ")
+    status, _, errors = run(own, "--extent", "N=1000", "--where", "dtype=f16")
+    assert status == 1
+    assert "no kernel matches the filters; it has --where dtype=: bf16, f32" in errors
+    status, _, errors = run(own, "--extent", "N=1000", "--where", "dtyp=f32")
+    assert status == 2
+    assert "no kernel of small has a parameter 'dtyp': it has dtype; did you mean 'dtype'?" in errors
+
+
+def test_choices_that_only_parameters_tell_apart_are_named_by_them(run: Run, tmp_path: Path) -> None:
+    operands = tuple(operand.constraint() for operand in VECTORS)
+    made = [
+        replace(gemm(operation="own"), operands=operands, accumulator="", parameters=(("causal", causal),))
+        for causal in (False, True)
+    ]
+    status, out, _ = run(small_bundle(tmp_path / "b", made), "--extent", "N=4096")
+    assert status == 0
+    assert out.endswith("\n\n2 choices; name one by --where causal= (false, true)\n")
 
 
 def test_filters_that_leave_nothing_are_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

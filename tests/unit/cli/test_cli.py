@@ -275,6 +275,18 @@ def test_a_failed_build_says_each_reason_in_one_line_and_then_in_full_with_its_k
     ]
 
 
+@pytest.mark.parametrize(("kernels", "said"), [(1, ""), (2, "; what compiled is in the store")])
+def test_what_is_in_the_store_is_said_where_something_compiled(run, monkeypatch, tmp_path, kernels, said):
+    from cutlass_aot.builder import build as pipeline
+
+    failures = (Failure(designs()[0], "ValueError: wrong", tmp_path / "log"),)
+    result = pipeline.BuildResult(tmp_path / "b", kernels, 0, failures, False)
+    monkeypatch.setattr(pipeline, "build", lambda *given: result)
+    status, _, errors = run("build", "m.toml")
+    assert status == 1
+    assert errors.endswith(f"nothing was written{said}\n")
+
+
 def test_a_failure_that_is_remembered_is_said_to_be_so(run, monkeypatch, tmp_path):
     from cutlass_aot.builder import build as pipeline
 
@@ -528,6 +540,59 @@ def test_check_takes_the_file_that_declares_a_kernel(run, tmp_path, monkeypatch,
     name = "checked_file" if ":" in form else "checked_alone"
     assert (status, out) == (0, f"{name}: its code follows from its parameters\n")
     assert err == f"importing the DSL, compiling {name} several times\n"
+
+
+@pytest.mark.parametrize("command", ["try", "check"])
+@pytest.mark.parametrize(
+    ("folder", "name", "file", "project"),
+    [
+        (".", "soft_cap", "soft_cap/soft_cap_kernels/declared.py", "soft_cap"),
+        (".", "soft_cap/", "soft_cap/soft_cap_kernels/declared.py", "soft_cap"),
+        ("soft_cap", "soft_cap", "soft_cap_kernels/declared.py", "."),
+        ("soft_cap", "soft_cap_kernels", "soft_cap_kernels/declared.py", "."),
+        ("soft_cap/soft_cap_kernels", "soft_cap", "declared.py", ".."),
+        ("soft_cap/soft_cap_kernels", "declared", "declared.py", ".."),
+    ],
+)
+def test_a_kernel_that_is_here_and_not_installed_is_told_with_what_to_do(
+    run, tmp_path, monkeypatch, command, folder, name, file, project
+):
+    monkeypatch.chdir(tmp_path)
+    assert run("new", "kernel", "soft_cap")[0] == 0
+    monkeypatch.chdir(folder)
+    status, _, err = run(command, name)
+    assert status == 2
+    assert (
+        f"no installed package has a generator {name!r}, but {file} declares kernels: name {file} to `try` "
+        f"or `check`; for `build`, install it with: python -m pip install --editable {project}\n"
+    ) in err
+
+
+def test_a_manifest_of_a_kernel_that_is_here_and_not_installed(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("new", "generator", "half_add")[0] == 0
+    status, _, err = run("build", "half_add/half_add.toml")
+    assert status == 2
+    assert "half_add/half_add_kernels/generator.py declares kernels" in err
+    (tmp_path / "half_add/pyproject.toml").unlink()
+    assert "for `build`, name its module under `plugins` in the manifest" in run("try", "half_add")[2]
+    # A folder in which nothing is declared is not meant.
+    (tmp_path / "half_sub").mkdir()
+    (tmp_path / "half_sub" / "other.py").write_text("half_sub = 1\n")
+    assert "expected one of" in run("try", "half_sub")[2]
+    assert "expected one of" in run("try", "n" * 300)[2]
+
+
+def test_a_folder_and_a_name_without_its_suffix_are_no_manifests(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("new", "kernel", "soft_cap")[0] == 0
+    assert (
+        "soft_cap is a folder, expected a manifest: name soft_cap/soft_cap.toml" in run("plan", "soft_cap")[2]
+    )
+    (tmp_path / "empty").mkdir()
+    assert "empty is a folder, expected a manifest: it has none" in run("build", "empty")[2]
+    monkeypatch.chdir("soft_cap")
+    assert "no such file, expected a manifest; did you mean 'soft_cap.toml'?" in run("build", "soft_cap")[2]
 
 
 def test_check_says_which_file_and_which_names_it_takes(run, tmp_path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from cutlass_aot.cli.new import write_package
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.manifest.model import load_manifest
 from cutlass_aot.manifest.toml import load_toml
-from tests.support.paths import TEMPLATES
+from tests.support.paths import REPOSITORY, TEMPLATES
 
 
 @pytest.mark.parametrize(("kind", "own"), [("kernel", "axpy"), ("generator", "scale_add")])
@@ -133,3 +136,21 @@ def test_a_folder_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path
     with pytest.raises(GeneratorError, match="cannot be written"):
         write_package("kernel", "q", tmp_path / "file" / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("kind", ["kernel", "generator"])
+def test_the_launch_script_says_in_a_line_that_torch_has_no_gpu(tmp_path: Path, kind: str) -> None:
+    """Torch would raise an error of its own, with a traceback, where the first tensor is made."""
+    write_package(kind, "soft_cap", tmp_path / "made")
+    (tmp_path / "made" / "torch.py").write_text(
+        "from types import SimpleNamespace\n__version__ = '2.13.0+cpu'\n"
+        "cuda = SimpleNamespace(is_available=lambda: False)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "launch.py"], cwd=tmp_path / "made", capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == (
+        "torch 2.13.0+cpu finds no GPU: expected one, and a torch that is built for CUDA\n"
+    )

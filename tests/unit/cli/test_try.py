@@ -17,7 +17,7 @@ import cutlass_aot.builder.try_kernel as build_side
 from cutlass_aot.builder.link.kernel_object import LaunchNumbers
 from cutlass_aot.builder.try_kernel import TriedKernel, target_for
 from cutlass_aot.cli import main
-from cutlass_aot.errors import GeneratorError
+from cutlass_aot.errors import DeviceError, GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.runtime import declared
 from cutlass_aot.runtime.machine import cuda_driver
@@ -77,7 +77,8 @@ def test_a_right_result_is_timed_against_the_memory(run: Try, tried: TriedKernel
         f"kernel         {tried.kernel.name}; the first of 3 that match",
         "operands       x    f32  [N] aligned to 4 bytes",
         "               out  f32  [N] aligned to 4 bytes, written",
-        "compiled in    0.2 s for sm_90a; 0.0 s in all, of which importing the DSL took 2.5 s",
+        "target         sm_90a, the only one of the kernel",
+        "compiled in    0.2 s; 0.0 s in all, of which importing the DSL took 2.5 s",
         "registers      40 a thread",
         "spills         16 B a thread",
         "shared memory  1.0 KB static, 2.0 KB dynamic",
@@ -243,6 +244,44 @@ def test_the_target_is_the_one_given_to_it_for_or_the_gpus_or_the_first() -> Non
         target_for(generator, "scale_rows", "sm_80", None)
     with pytest.raises(GeneratorError, match="has no operation 'other': expected scale_rows"):
         target_for(generator, "other", None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "capability", "line"),
+    [
+        ((), None, "sm_90a, the first of sm_90a, sm_100a (no GPU here); --target names another"),
+        ((), (12, 0), "sm_90a, the first of sm_90a, sm_100a (GPU 0 runs none); --target names another"),
+        # Also where nothing is run.
+        ((), (10, 0), "sm_100a, the best one for GPU 0"),
+        (("--target", "sm_90a"), (10, 0), "sm_90a"),
+    ],
+)
+def test_the_target_is_told_with_why_it_was_taken(
+    tried: TriedKernel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    capability: tuple[int, int] | None,
+    line: str,
+) -> None:
+    def compute_capability(ordinal: int) -> tuple[int, int]:
+        if capability is None:
+            raise DeviceError("there is no NVIDIA driver on this machine")
+        return capability
+
+    def compiled(reference: Any, problem: Any, target: str, *given: Any, **named: Any) -> TriedKernel:
+        return replace(tried, kernel=replace(tried.kernel, target=target))
+
+    monkeypatch.setattr(cuda_driver, "compute_capability", compute_capability)
+    monkeypatch.setattr(build_side, "try_kernel", compiled)
+    plugin = ("--plugin", "tests.support.declared_kernels")
+    with pytest.raises(SystemExit) as caught:
+        main(["try", "scale_rows", *plugin, "--no-run", *arguments])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert f"target         {line}" in printed
+    assert printed[-1] == "run            no: not asked for"
+    assert max(map(len, printed)) <= 100
 
 
 def test_an_extent_that_the_kernel_has_not_is_refused_where_nothing_runs(

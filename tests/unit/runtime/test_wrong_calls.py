@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,30 @@ def test_arrays_of_numpy_are_on_the_cpu(bundle: Bundle) -> None:
 def test_another_device_is_named(bundle: Bundle, device: int, said: str) -> None:
     with pytest.raises(MisplacedOperand, match=f"operand `a` is on {said}"):
         bundle.gemm(*matrices(device, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "devices", "said"),
+    [
+        (("f16", "bf16", "f16"), (-1, -1, -1), ON_CPU.format("a")),
+        (("bf16", "f16", "f16"), (0, -1, 0), ON_CPU.format("b")),
+        (("bf16", "f16", "f16"), (0, 1, 0), ON_TWO.format("b", "a")),
+        (("bf16", "f16", "f16"), (0, 0, 0), "operand `a` is unsupported: expected element type f16"),
+    ],
+)
+def test_a_kernel_supports_with_the_reason_that_its_launch_gives(
+    bundle: Bundle, dtypes: tuple[str, ...], devices: tuple[int, ...], said: str
+) -> None:
+    (kernel,) = bundle.kernels(operation="gemm")
+    operands = [
+        describe((64, 64), dtype, device=device) for dtype, device in zip(dtypes, devices, strict=True)
+    ]
+    verdict = kernel.supports(*operands)
+    assert not verdict
+    assert re.match(said, verdict.reason)
+    error = kernel.failure(RuntimeError("refused"), operands)
+    assert isinstance(error, MisplacedOperand) is ("unsupported" not in said)
+    assert str(error).removeprefix(f"kernel {kernel.name}: ") == verdict.reason
 
 
 def test_what_the_bundle_does_not_have_at_all_is_said_first(bundle: Bundle) -> None:

@@ -8,6 +8,11 @@ from axpy_kernels.declared import axpy
 
 import cutlass_aot
 
+if not torch.cuda.is_available():
+    raise SystemExit(
+        f"torch {torch.__version__} finds no GPU: expected one, and a torch that is built for CUDA"
+    )
+
 bundle = cutlass_aot.open("build/bundles/axpy")
 x = torch.randn(1_000_000, device="cuda")
 y = torch.randn(1_000_000, device="cuda")

@@ -184,10 +184,11 @@ def test_a_host_for_the_login_can_be_named(fake, there, bundle, elsewhere):
     assert any("Authorization" in headers for headers in elsewhere.headers)
 
 
-def test_another_port_of_the_registrys_host_is_another_host(fake, there, elsewhere):
+@pytest.mark.parametrize("options", [{}, {"login_hosts": ["127.0.0.1:1", "localhost"]}])
+def test_another_port_of_the_registrys_host_is_another_host(fake, there, elsewhere, options):
     """A port may be another user's."""
     with pytest.raises(RegistryError, match="which is another host"):
-        do_pull(fake, there, login_hosts=["127.0.0.1:1", "localhost"])
+        do_pull(fake, there, **options)
     assert elsewhere.requests == []
 
 
