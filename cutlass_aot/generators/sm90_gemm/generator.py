@@ -309,6 +309,35 @@ _TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, bool, bool], ...]] = {
 persistent."""
 
 
+def _cost(operation: str) -> str:
+    """The formula by which kernels with scale factors, or of groups, are chosen: microseconds.
+
+    Tiles take turns on the multiprocessors, and a tile along K takes what its products or its loads from the
+    L2 cache take. The numbers were fitted to times of ``tools/bench/experts.py --kernels`` on an H100. Of
+    groups with a matrix each, a fourth of the rows is assumed to be there: their numbers are in the memory of
+    the GPU.
+    """
+    rows, groups = {GROUPED: ("M / G", "G"), MASKED: ("M / 4", "G")}.get(operation, ("M", "L"))
+    height, width = "tile_shape_0", "tile_shape_1"
+    blocks = (
+        f"({groups} * ceil({rows} / {height} / cluster_shape_0) * ceil(N / {width} / cluster_shape_1)"
+        " * cluster_shape_0 * cluster_shape_1 * cluster_shape_2)"
+    )
+    turns = f"{blocks} / sm_count / blocks_per_sm"
+    product, load, tile, bandwidth, rest = 2.43e-5, 6.02e-4, 2.39, 0.63, 0.08
+    if groups == "G":
+        product, load, tile, bandwidth, rest = 2.7e-5, 1.72e-3, 0.013, 0.96, 0.4
+    turns = f"maximum({turns}, 1)" if groups == "G" else f"ceil({turns})"
+    step = (
+        f"maximum({product} * {height} * {width} * (1 + 0.3 * swap_operands),"
+        f" {load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0))"
+    )
+    beside = f"minimum(blocks_per_sm, ceil({blocks} / sm_count))"
+    compute = f"{turns} * (ceil(ceil(K / {SCALED_BLOCK}) / cluster_shape_2) * {beside} * {step} + {tile})"
+    memory = f"{groups} * ({rows} * K + N * K + 2 * {rows} * N) / ({bandwidth * 1000:.4g} * memory_bandwidth)"
+    return f"maximum({compute}, {memory}) + {rest} * minimum({compute}, {memory})"
+
+
 def _designs(input_bits: int, scaled: bool, groups: str) -> Iterator[_Design]:
     line = LINE_BYTES * 8 // input_bits
     for table, swap, persistent in _TABLES[scaled, bool(groups)]:
@@ -469,4 +498,5 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
         design=design.values(),
         target=TARGET,
         constants=constants,
+        cost=_cost(problem.operation) if design.scaled or design.groups else "",
     )

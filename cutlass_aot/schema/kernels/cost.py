@@ -1,15 +1,21 @@
 """The cost of a declared kernel: its author's formula over extents, parameters and numbers of the GPU.
 
-It is evaluated when a kernel is chosen, by :func:`~cutlass_aot.schema.kernels.formula.evaluate`: no code of
-the author's runs.
+It is evaluated when a kernel is chosen: no code of the author's runs.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from cutlass_aot.schema.kernels.design import DesignValue
-from cutlass_aot.schema.kernels.formula import Expression, evaluate, names_in, parse_expression
+from cutlass_aot.schema.kernels.formula import (
+    OPERATORS,
+    Constant,
+    Expression,
+    Name,
+    names_in,
+    parse_expression,
+)
 from cutlass_aot.schema.tuning.costs import Machine
 
 FUNCTIONS: Mapping[str, tuple[int, Callable[..., float]]] = {
@@ -55,8 +61,49 @@ def cost_of(text: str, values: Mapping[str, float]) -> float:
 
     A name that ``values`` lack is a KeyError.
     """
+    found: list[float] = []
     try:
-        found = float(evaluate(parse_cost(text), values, _CALLED))
+        for function, arguments in _steps(text):
+            found.append(function(values, *[found[place] for place in arguments]))
     except (ArithmeticError, ValueError):
         return math.inf
-    return found if found == found else math.inf
+    return found[-1] if found[-1] == found[-1] else math.inf
+
+
+@lru_cache(maxsize=256)
+def _steps(text: str) -> tuple[tuple[Callable[..., float], tuple[int, ...]], ...]:
+    """A formula as steps, each a function of the values by name and of results of steps before.
+
+    A kernel is chosen among many by one formula: it is taken apart once, and what it repeats is one step.
+    """
+    places: dict[Expression, int] = {}
+    steps: list[tuple[Callable[..., float], tuple[int, ...]]] = []
+
+    def place(node: Expression) -> int:
+        known = places.get(node)
+        if known is not None:
+            return known
+        if isinstance(node, Name):
+            step: tuple[Callable[..., float], tuple[int, ...]] = (partial(_named, node.name), ())
+        elif isinstance(node, Constant):
+            step = (partial(_constant, float(node.value)), ())
+        else:
+            function = OPERATORS.get(node.operation) or _CALLED[node.operation]
+            step = (partial(_applied, function), tuple(place(argument) for argument in node.arguments))
+        steps.append(step)
+        return places.setdefault(node, len(steps) - 1)
+
+    place(parse_cost(text))
+    return tuple(steps)
+
+
+def _named(name: str, values: Mapping[str, float]) -> float:
+    return float(values[name])
+
+
+def _constant(value: float, _values: Mapping[str, float]) -> float:
+    return value
+
+
+def _applied(function: Callable[..., float], _values: Mapping[str, float], *arguments: float) -> float:
+    return function(*arguments)

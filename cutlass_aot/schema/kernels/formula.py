@@ -57,7 +57,7 @@ _ALLOWED = re.compile(r"[A-Za-z0-9_+\-*/().,=;\s]*", re.ASCII)
 _BINARY: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3}
 _COMMUTATIVE = "+*"
-_OPERATORS: dict[str, Callable[..., Any]] = {
+OPERATORS: dict[str, Callable[..., Any]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -157,7 +157,7 @@ def evaluate(
             elif isinstance(node, Constant):
                 known[node] = constant(node.value)
             else:
-                apply = _OPERATORS.get(node.operation) or functions[node.operation]
+                apply = OPERATORS.get(node.operation) or functions[node.operation]
                 known[node] = apply(*(value(argument) for argument in node.arguments))
         return known[node]
 
