@@ -18,7 +18,7 @@ from cutlass_aot.builder.compile.audit import inspect_object
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
-from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm, plan_of
+from cutlass_aot.generators.sm90_gemm.generator import SCALES, Sm90Gemm, plan_of
 from cutlass_aot.generators.sm90_gemm.plan import LOADING_REGISTERS, THREADS
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
@@ -37,6 +37,7 @@ EPILOGUE = parse_epilogue(
         "scale": {"dtype": "f32", "extents": "M"},
     },
 )
+FP8 = ("f8e4m3", "f8e4m3", "bf16")
 CASES = (
     # Exchanged operands, a sum over a cluster, two blocks a multiprocessor.
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "8x64x128", "1x1x8", False),
@@ -62,6 +63,15 @@ CASES = (
         Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
         "192x144x64", "1x2x1", True,
     ),
+    # Scale factors: products of two tiles along K at once; twice 64 rows one after the other; two blocks a
+    # multiprocessor that hand over registers; few rows.
+    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "128x128x128", "2x1x1", False),
+    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "256x128x128", "1x2x1", True),
+    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "128x112x128", "2x1x1", False),
+    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "16x64x128", "1x1x2", False),
+    # Groups, one after the other and in a matrix each.
+    (Problem("grouped_gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "128x256x64", "1x2x1", True),
+    (Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "32x128x128", "1x1x1", True),
 )  # fmt: skip
 
 
@@ -127,8 +137,15 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
         fp8 = kernel.operands[0].dtype == "f8e4m3"
         depth = 32 if fp8 else 16
         rows = plan.tile[0] // (64 * plan.warp_groups)
-        assert code["QGMMA" if fp8 else "HGMMA"] == rows * plan.tile[2] // depth, kernel.name
+        instructions, tile = code["QGMMA" if fp8 else "HGMMA"], plan.tile[2] // depth
         assert code["UTMALDG"] >= 2
+        if plan.scaled:
+            # Sums are scaled after each tile: one wait for each time that a tile, or 64 rows of it, is begun.
+            assert instructions % (rows * tile) == 0, kernel.name
+            assert code["WARPGROUP.ARRIVE"] == instructions // tile, kernel.name
+            assert code["WARPGROUP.DEPBAR"] == instructions // tile, kernel.name
+            continue
+        assert instructions == rows * tile, kernel.name
         # One for a whole tile, and one wait in the loop and one after it: where the assembler cannot keep
         # instructions in flight, it writes one of each for every instruction.
         assert code["WARPGROUP.ARRIVE"] == 1, kernel.name

@@ -1,0 +1,165 @@
+"""What the SM90 GEMM offers for FP8 with scale factors and for groups, without the DSL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from cutlass_aot.errors import ManifestError
+from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.gemm import problem_of_kernel, scales_of
+from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.generators.sm90_gemm.generator import SCALES, Sm90Gemm, plan_of
+from cutlass_aot.generators.sm90_gemm.plan import CONTIGUOUS, MASKED, SCALED_BLOCK, make_plan
+from cutlass_aot.manifest.scales import parse_scales
+from cutlass_aot.schema.kernels.cost import cost_of, names_of, numbers_of
+from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.operands import describe, extent_names, packed, supports
+from tests.support.replace import replace
+
+FP8 = ("f8e4m3", "f8e4m3", "bf16")
+SCALED = Problem("gemm", FP8, "tnt", "f32", scales=SCALES)
+GROUPED = Problem("grouped_gemm", FP8, "tnt", "f32", scales=SCALES)
+MASKED_GROUPED = Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES)
+WIDE_GROUPED = Problem("grouped_gemm", ("bf16", "bf16", "bf16"), "tnt", "f32")
+PROBLEMS = (SCALED, GROUPED, MASKED_GROUPED, WIDE_GROUPED)
+MACHINE = {"sm_count": 132.0, "sm_mhz": 1980.0, "memory_bandwidth": 3350.0}
+
+
+def enumerated(problem: Problem) -> list[Kernel]:
+    return list(Sm90Gemm().enumerate(problem, "sm_90a", load_profile("h200")))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_kernels_tell_their_problem_and_their_plan(problem: Problem) -> None:
+    kernels = enumerated(problem)
+    assert len(kernels) > 5
+    for kernel in kernels:
+        assert problem_of_kernel(kernel) == problem
+        plan = plan_of(kernel)
+        assert plan.scaled == (problem.scales == SCALES)
+        assert plan.groups == {"grouped_gemm": CONTIGUOUS, "masked_grouped_gemm": MASKED}.get(
+            problem.operation, ""
+        )
+        if plan.scaled:
+            assert plan.tile[2] == SCALED_BLOCK
+            rows, pieces = plan.factors
+            assert rows == plan.tile[1 if plan.swap else 0]
+            assert pieces * plan.piece == plan.tile[0 if plan.swap else 1]
+            assert SCALED_BLOCK % plan.piece == 0
+        if plan.groups:
+            assert plan.active > 0
+            assert plan.split == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtypes": ("bf16", "bf16", "bf16")},
+        {"dtypes": ("f8e4m3", "f8e4m3", "f16")},
+        {"layouts": "ttt"},
+        {"scales": (SCALES[0], None)},
+        {"scales": (ScaleRequest("f32", 64), SCALES[1])},
+        {"scales": (SCALES[1], SCALES[1])},
+        {"scales": (ScaleRequest("f8e8m0", 128), ScaleRequest("f8e8m0", 128, across=128))},
+    ],
+    ids=str,
+)
+def test_other_scale_factors_have_no_kernels(change: Mapping[str, object]) -> None:
+    assert not enumerated(replace(SCALED, **change))
+
+
+def test_groups_of_plain_fp8_have_no_kernels() -> None:
+    assert not enumerated(replace(GROUPED, scales=(None, None)))
+    assert enumerated(replace(SCALED, dtypes=("f8e4m3", "f8e4m3", "f32")))
+
+
+def test_operands() -> None:
+    operands = {operand.name: operand for operand in enumerated(SCALED)[0].operands}
+    assert operands["a_scale"].extents == ("L", "M", "K / 128")
+    assert operands["b_scale"].extents == ("L", "N / 128", "K / 128")
+    assert (operands["a_scale"].contiguous, operands["b_scale"].contiguous) == (-2, -1)
+    grouped = [(operand.name, operand.extents) for operand in enumerated(GROUPED)[0].operands]
+    assert grouped == [
+        ("a", ("M", "K")), ("b", ("G", "K", "N")), ("out", ("M", "N")),
+        ("a_scale", ("M", "K / 128")), ("b_scale", ("G", "N / 128", "K / 128")), ("offsets", ("G",)),
+    ]  # fmt: skip
+    masked = enumerated(MASKED_GROUPED)[0].operands
+    assert [operand.name for operand in masked] == ["a", "b", "out", "a_scale", "b_scale", "rows"]
+    assert masked[3].extents == ("G", "M", "K / 128")
+    assert scales_of(enumerated(GROUPED)[0]) == dict(zip("ab", SCALES, strict=True))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 333])
+def test_scale_factors_of_any_rows_and_padding_are_taken(rows: int) -> None:
+    operands = enumerated(SCALED)[0].operands
+    n, k = 2112, 400
+    padded = -(-rows // 4) * 4
+    given = [
+        describe((rows, k), "f8e4m3"),
+        describe((k, n), "f8e4m3", strides=(1, k)),
+        describe((rows, n), "bf16"),
+        describe((rows, 4), "f32", strides=(1, padded)),
+        describe((17, 4), "f32"),
+    ]
+    assert supports(operands, given)
+    given[4] = describe((16, 4), "f32")
+    assert "extent N / 128 = 17" in supports(operands, given).reason
+    given[3:] = [describe((rows, 3), "f32", strides=(1, padded)), describe((17, 4), "f32")]
+    assert "extent K / 128 = 4" in supports(operands, given).reason
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_the_cost_formula_prefers_small_tiles_for_few_rows(problem: Problem) -> None:
+    kernels = enumerated(problem)
+    (formula,) = {kernel.cost for kernel in kernels}
+    extents = extent_names(kernels[0].operands)
+    design = numbers_of(dict(kernels[0].design))
+    assert names_of(formula) <= {*MACHINE, *extents, *design}
+
+    def chosen(rows: int) -> Kernel:
+        known = MACHINE | dict.fromkeys(extents, 1.0) | {"M": float(rows), "N": 4096.0, "K": 7168.0}
+        costs = {kernel: cost_of(formula, known | numbers_of(dict(kernel.design))) for kernel in kernels}
+        assert all(math.isfinite(cost) and cost > 0 for cost in costs.values())
+        return min(kernels, key=costs.__getitem__)
+
+    def rows_of(kernel: Kernel) -> int:
+        tile = dict(kernel.design)["tile_shape"]
+        assert isinstance(tile, tuple)
+        return int(tile[0])
+
+    assert rows_of(chosen(8)) < rows_of(chosen(8192))
+    assert rows_of(chosen(8192)) >= 128
+
+
+def test_operands_of_a_problem_satisfy_their_own_constraints() -> None:
+    for problem in PROBLEMS:
+        operands = enumerated(problem)[0].operands
+        extents = dict.fromkeys(extent_names(operands), 256) | {"G": 3}
+        assert supports(operands, packed(operands, extents))
+
+
+def test_plans_that_are_impossible_are_refused() -> None:
+    def plan(**fields: object) -> None:
+        settings = {
+            "tile": (128, 128, 128), "cluster": (1, 1, 1), "warp_groups": 2, "blocks": 1, "swap": False,
+            "active": 132, "input_bits": 8, "output_bits": 16, "scaled": True,
+        }  # fmt: skip
+        make_plan(**{**settings, **fields})  # type: ignore[arg-type]
+
+    plan(groups=CONTIGUOUS)
+    with pytest.raises(ValueError, match="persistent"):
+        plan(groups=CONTIGUOUS, active=0)
+    with pytest.raises(ValueError, match="share no sums"):
+        plan(groups=MASKED, cluster=(1, 1, 2))
+
+
+def test_scale_factors_of_blocks_in_manifests() -> None:
+    table = {"a_scale": {"dtype": "f32", "block": 128}, "b_scale": {"dtype": "f32", "block": [128, 128]}}
+    assert parse_scales(table, "kernels[0]") == (SCALES,)
+    assert str(SCALES[1]) == "f32 x 128 x 128"
+    for block in ([128], [128, 0], [128, 128, 128], "128"):
+        with pytest.raises(ManifestError, match=r"kernels\[0\]\.a_scale\.block: .*expected"):
+            parse_scales({"a_scale": {"dtype": "f32", "block": block}}, "kernels[0]")
