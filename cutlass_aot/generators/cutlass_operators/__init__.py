@@ -35,6 +35,7 @@ class CutlassOperators:
         "cutlass_aot.generators.cutlass_operators.records",
         "cutlass_aot.generators.cutlass_operators.worker",
         "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.epilogue_functions",
         "cutlass_aot.generators.gemm",
         "cutlass_aot.generators.hardware",
         "cutlass_aot.schema.kernels.epilogue",

@@ -21,6 +21,8 @@ from cutlass_aot.schema.kernels.epilogue import (
     EXTENTS,
     MATRIX,
     NUMBER,
+    STRIDED_COLUMN,
+    STRIDED_ROW,
     Epilogue,
     EpilogueOperand,
     parse_epilogue,
@@ -32,6 +34,9 @@ FAMILY = "PersistentDenseGemmEFC"
 
 TRANSPORTS = "transports"
 """Name in a kernel's design of how operands move where it is not by TMA: ``C=sync_gmem_load,F=...``."""
+
+STRIDED = (STRIDED_ROW, STRIDED_COLUMN)
+"""Extents of vectors that TMA cannot load, as their stride is free."""
 
 _TMA_BYTES = 16  # what TMA and 128-bit copies move at once, and so align to
 
@@ -107,7 +112,7 @@ def _constraint(operand: EpilogueOperand, out_layout: str, whole: Mapping[str, i
     # extent of a batch of one is the stride of the next mode.
     divisibility = _TMA_BYTES // bytes_ if operand.extents == MATRIX else 1
     contiguous = {"t": -1, "n": -2}[operand.layout or out_layout] if operand.extents == MATRIX else -1
-    by_element = operand.extents in (NUMBER, ELEMENT) or (operand.written and operand.extents != MATRIX)
+    by_element = operand.extents in (NUMBER, ELEMENT, *STRIDED) or (operand.written and operand.extents != MATRIX)
     return OperandConstraint(
         name=operand.name,
         dtype=operand.dtype,
@@ -117,5 +122,12 @@ def _constraint(operand: EpilogueOperand, out_layout: str, whole: Mapping[str, i
         alignment=bytes_ if by_element else _TMA_BYTES,
         written=operand.written,
         # TMA knows where a tensor ends; the other transports move whole tiles.
-        multiples=tuple(whole.get(str(extent), 1) for extent in operand.extents) if operand.transport else (),
+        multiples=tuple(whole.get(str(extent), 1) for extent in operand.extents)
+        if transport_of(operand) != "tma"
+        else (),
     )
+
+
+def transport_of(operand: EpilogueOperand) -> str:
+    """How an operand moves: one of :data:`~cutlass_aot.schema.kernels.epilogue.TRANSPORTS`."""
+    return "sync_gmem_load" if operand.extents in STRIDED else operand.transport or "tma"
