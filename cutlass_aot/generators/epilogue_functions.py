@@ -1,7 +1,8 @@
 """Functions of epilogues, composed of elementary ones: one table for every generator, and for torch.
 
-It imports neither the DSL nor torch: a caller gives the elementary functions of one of them. What is computed
-on a GPU is so checked on a CPU too, against torch in f64 (``tests/unit/generators/test_epilogue_functions.py``).
+It imports neither the DSL nor torch: a caller gives the elementary functions of one of them. What is
+computed on a GPU is so checked on a CPU too, against torch in f64
+(``tests/unit/generators/test_epilogue_functions.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ ELEMENTARY = (
     "where",
 )  # fmt: skip
 """Elementary functions, which do what those of ``torch`` with the same names do."""
+
+_AS_THEY_ARE = ("abs", "cos", "erf", "exp", "log", "round", "rsqrt", "sin", "sqrt", "tanh")
 
 SQRT_2_OVER_PI = 0.7978845608028654
 
@@ -63,7 +66,7 @@ def functions_of(elementary: Mapping[str, Function]) -> Mapping[str, Function]:
         return lambda x, y: where(compare(x, y), number(x, 1.0), number(x, 0.0))
 
     return {
-        **{name: own[name] for name in ("abs", "cos", "erf", "exp", "log", "round", "rsqrt", "sin", "sqrt", "tanh")},
+        **{name: own[name] for name in _AS_THEY_ARE},
         "clamp": clamp,
         "gelu": gelu,
         "hardswish": hardswish,

@@ -112,7 +112,8 @@ def _constraint(operand: EpilogueOperand, out_layout: str, whole: Mapping[str, i
     # extent of a batch of one is the stride of the next mode.
     divisibility = _TMA_BYTES // bytes_ if operand.extents == MATRIX else 1
     contiguous = {"t": -1, "n": -2}[operand.layout or out_layout] if operand.extents == MATRIX else -1
-    by_element = operand.extents in (NUMBER, ELEMENT, *STRIDED) or (operand.written and operand.extents != MATRIX)
+    reduction = operand.written and operand.extents != MATRIX
+    by_element = reduction or operand.extents in (NUMBER, ELEMENT, *STRIDED)
     return OperandConstraint(
         name=operand.name,
         dtype=operand.dtype,

@@ -124,7 +124,7 @@ def partial_results(epilogue: Epilogue | None, rows: int) -> tuple[Any, ...]:
 
 
 def take(epilogue: Epilogue, partial: tuple[Any, ...], values: Sequence[Any], row: int) -> None:
-    """Combine the values of the statements for some neighbours with what a thread has; ``row`` of its rows."""
+    """Combine the statements' values for some neighbours, of one of a thread's rows, with what it has."""
     reduced = [value for value, of in zip(values, epilogue.statements, strict=True) if of.reduction]
     for (statement, extents), kept, value in zip(reductions(epilogue), partial, reduced, strict=True):
         elements = cute.make_rmem_tensor(VECTOR, cutlass.Float32)

@@ -17,8 +17,8 @@ from cutlass_aot.generators.sm90_gemm.plan import LINE_BYTES, ROWS, THREADS, Pla
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
 from cutlass_aot.schema.kernels.epilogue import COLUMN, MATRIX, NUMBER, ROW, Epilogue, EpilogueOperand
+from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"

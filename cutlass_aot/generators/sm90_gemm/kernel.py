@@ -41,6 +41,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     WARPS,
     whole_groups,
 )
+from cutlass_aot.schema.kernels.epilogue import COLUMN, ELEMENT, ROW
 
 LOADS = 6
 """Vectors of results that a thread loads before it stores the first."""
@@ -459,11 +460,11 @@ def store_sums(
             if cutlass.const_expr(len(partial) > 0 and ends):
                 columns_are = column_offset + more_columns < column_count
                 across = [(at[1] + index, columns_are) for index in range(fused.VECTOR)]
-                fused.flush(epilogue, partial, operands, fused.ROW, SAME_COLUMN, across)
+                fused.flush(epilogue, partial, operands, ROW, SAME_COLUMN, across)
     if cutlass.const_expr(len(partial) > 0):
         down = [(first_row + (row + more), row_offset + more < row_count) for more in own_rows]
-        fused.flush(epilogue, partial, operands, fused.COLUMN, SAME_ROW, down)
-        fused.flush(epilogue, partial, operands, fused.ELEMENT, (*SAME_ROW, *SAME_COLUMN), ALL_OF_IT)
+        fused.flush(epilogue, partial, operands, COLUMN, SAME_ROW, down)
+        fused.flush(epilogue, partial, operands, ELEMENT, (*SAME_ROW, *SAME_COLUMN), ALL_OF_IT)
 
 
 def stored_part(place: Any, first: Any, own: Any, extent: Any) -> tuple[Any, Any]:
@@ -699,11 +700,11 @@ def finish(
                 emit(result, at, out, operands, epilogue, partial)
             if cutlass.const_expr(len(partial) > 0):
                 row_is = (at[0] >= own_row) & (at[0] < rows) & (batch < batches)
-                fused.flush(epilogue, partial, operands, fused.COLUMN, same_row, [(at[0], row_is)])
+                fused.flush(epilogue, partial, operands, COLUMN, same_row, [(at[0], row_is)])
                 across = [(at[1] + index, inside) for index in range(plan.vector)]
-                fused.flush(epilogue, partial, operands, fused.ROW, (), across)
+                fused.flush(epilogue, partial, operands, ROW, (), across)
     if cutlass.const_expr(len(partial) > 0):
-        fused.flush(epilogue, partial, operands, fused.ELEMENT, (*SAME_ROW, *SAME_COLUMN), ALL_OF_IT)
+        fused.flush(epilogue, partial, operands, ELEMENT, (*SAME_ROW, *SAME_COLUMN), ALL_OF_IT)
 
 
 def settled(value: Any) -> Any:

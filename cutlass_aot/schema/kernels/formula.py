@@ -3,8 +3,8 @@
 A formula is statements such as ``F = alpha * accum; D = relu(F + bias)``, separated by semicolons or line
 ends. It is parsed with :mod:`ast` and never run. Two texts have the same canonical text if they differ only
 in white space, redundant parentheses, names of temporaries, the order of statements, the order of the two
-operands of a ``+``, ``*``, ``==`` or ``!=``, or the spelling of a number. Nothing is reassociated or distributed:
-``(x + y) + z`` and ``x + (y + z)`` round differently.
+operands of a ``+``, ``*``, ``==`` or ``!=``, or the spelling of a number. Nothing is reassociated or
+distributed: ``(x + y) + z`` and ``x + (y + z)`` round differently.
 """
 
 from __future__ import annotations

@@ -95,6 +95,8 @@ KINDS = (
     "matrix",
     "row",
     "column",
+    "strided row",
+    "strided column",
     "element",
     "number",
     "store",
@@ -103,10 +105,11 @@ KINDS = (
     "sum of all",
 )
 EXTENTS = {
-    "matrix": "MN", "row": "N", "column": "M", "element": "1", "number": "", "store": "MN",
+    "matrix": "MN", "row": "N", "column": "M", "strided row": "N1", "strided column": "M1",
+    "element": "1", "number": "", "store": "MN",
     "sum of rows": "M", "sum of columns": "N", "sum of all": "1",
 }  # fmt: skip
-READ = ("matrix", "row", "column", "element", "number")
+READ = ("matrix", "row", "column", "strided row", "strided column", "element", "number")
 
 
 @st.composite
@@ -116,7 +119,7 @@ def epilogues(draw):
     for index, kind in enumerate(kinds):
         name = f"x{index}"
         entries = {"extents": EXTENTS[kind]}
-        if kind in ("matrix", "row", "column", "element", "store"):
+        if kind in READ[:-1] or kind == "store":
             entries["dtype"] = draw(st.sampled_from(OPERAND_DTYPES))
         if kind in ("matrix", "store"):
             entries["layout"] = draw(st.sampled_from("tn"))
