@@ -16,7 +16,7 @@ from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
-from cutlass_aot.schema.kernels.epilogue import MATRIX, Epilogue
+from cutlass_aot.schema.kernels.epilogue import MATRIX, NUMBER, Epilogue
 from cutlass_aot.schema.kernels.formula import OUT, canonical_text, names_in
 from cutlass_aot.schema.words import few
 
@@ -170,5 +170,8 @@ def _epilogues(epilogue: Epilogue) -> Iterator[tuple[str, str, Epilogue]]:
             for layout in "tn":
                 if layout != operand.layout:
                     yield f"with `{operand.name}` in layout {{}}", layout, other(layout=layout)
+        if operand.extents and not operand.written:
+            number = other(extents=NUMBER, dtype="f32", layout="", transport="")
+            yield f"with `{operand.name}` as a number", "", number
         if operand.transport:
             yield f"with `{operand.name}` moved by tma", "", other(transport="")

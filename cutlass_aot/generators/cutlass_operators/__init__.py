@@ -27,6 +27,7 @@ class CutlassOperators:
         "cutlass_aot.generators.cutlass_operators",
         "cutlass_aot.generators.cutlass_operators.block_scaled",
         "cutlass_aot.generators.cutlass_operators.catalogue",
+        "cutlass_aot.generators.cutlass_operators.elementwise",
         "cutlass_aot.generators.cutlass_operators.epilogue",
         "cutlass_aot.generators.cutlass_operators.epilogue_records",
         "cutlass_aot.generators.cutlass_operators.grouped",

@@ -75,6 +75,8 @@ def epilogue_of(kernel: Kernel) -> Epilogue:
     names = {extents: name for name, extents in EXTENTS.items()}
     operands: dict[str, dict[str, object]] = {}
     for operand in kernel.operands[3:]:
+        if operand.extents not in names:
+            continue  # scale factors, or offsets of groups
         entries: dict[str, object] = {"dtype": operand.dtype, "extents": names[operand.extents]}
         if operand.extents == MATRIX:
             entries["layout"] = operand.layout

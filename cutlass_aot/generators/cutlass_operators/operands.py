@@ -22,6 +22,7 @@ from cutlass_aot.schema.kernels.constraints import (
 )
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import BY_DSL, DTYPES
+from cutlass_aot.schema.kernels.epilogue import NUMBER, Epilogue, EpilogueOperand
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 BLOCK_SCALED = "PersistentDenseBlockScaledGemm"
@@ -90,15 +91,26 @@ def record(
 ) -> Kernel:
     """The kernel record of an operator of these families."""
     chosen = design(operator)
+    epilogue = problem.epilogue
     return Kernel.make(
         operation=problem.operation,
         generator=records.GENERATOR,
-        operands=constraints,
+        operands=(*constraints, *(map(_number, epilogue.operands) if epilogue else ())),
         accumulator=problem.accumulator,
+        epilogue=epilogue.formula if epilogue else "",
         design=chosen,
         target=target,
         constants=records.constants(chosen, device),
     )
+
+
+def is_elementwise(epilogue: Epilogue | None) -> bool:
+    """Whether kernels of block-scaled and grouped GEMMs take an epilogue: one output, of numbers alone."""
+    return epilogue is None or all(operand.extents == NUMBER for operand in epilogue.operands)
+
+
+def _number(operand: EpilogueOperand) -> OperandConstraint:
+    return OperandConstraint(operand.name, operand.dtype, NUMBER, 0, 1, DTYPES[operand.dtype].bytes)
 
 
 def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:
