@@ -35,10 +35,21 @@ __all__ = [
 
 _SPELT = {"full_like": cute.full_like, "round": cute.math.roundeven, "where": cute.where}
 
+
+def _rotated(x: Any) -> Any:
+    found = cute.make_rmem_tensor(x.shape, cutlass.Float32)
+    given = cute.make_rmem_tensor(x.shape, cutlass.Float32)
+    given.store(x)
+    for index in range(0, cute.size(given), 2):
+        found[index], found[index + 1] = -given[index + 1], given[index]
+    return found.load()
+
+
 EPILOGUE_FUNCTIONS = functions_of(
-    {name: _SPELT[name] if name in _SPELT else getattr(cute.math, name) for name in ELEMENTARY}
+    {name: _SPELT[name] if name in _SPELT else getattr(cute.math, name) for name in ELEMENTARY}, _rotated
 )
-"""The functions and operators of an epilogue, on vectors of f32 in a kernel."""
+"""The functions and operators of an epilogue, on vectors of f32 in a kernel: neighbours of a row, from an
+even column on, where the function reads neighbours."""
 
 
 def dsl_dtype(name: str) -> Any:

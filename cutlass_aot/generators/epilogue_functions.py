@@ -16,17 +16,31 @@ ELEMENTARY = (
     "abs", "cos", "erf", "exp", "full_like", "log", "log1p", "pow", "round", "rsqrt", "sin", "sqrt", "tanh",
     "where",
 )  # fmt: skip
-"""Elementary functions, which do what those of ``torch`` with the same names do."""
+"""Elementary functions, which do what those of ``torch`` with the same names do; and a rotation beside
+them."""
 
 _AS_THEY_ARE = ("abs", "cos", "erf", "exp", "log", "round", "rsqrt", "sin", "sqrt", "tanh")
 
 SQRT_2_OVER_PI = 0.7978845608028654
 
 
-def functions_of(elementary: Mapping[str, Function]) -> Mapping[str, Function]:
+def torch_functions(torch: Any, columns: int = -1) -> Mapping[str, Function]:
+    """The functions on tensors of torch, whose columns are the mode ``columns``."""
+
+    def rotated(x: Any) -> Any:
+        pairs = x.movedim(columns, -1).unflatten(-1, (-1, 2))
+        first, second = pairs.unbind(-1)
+        return torch.stack((-second, first), -1).flatten(-2).movedim(-1, columns)
+
+    return functions_of({name: getattr(torch, name) for name in ELEMENTARY}, rotated)
+
+
+def functions_of(elementary: Mapping[str, Function], rotation: Function) -> Mapping[str, Function]:
     """The functions and operators of :data:`~cutlass_aot.schema.kernels.formula.CALLED`, by name.
 
-    ``elementary`` are those of :data:`ELEMENTARY`. All take arrays of one element type, of f32 in a kernel.
+    ``elementary`` are those of :data:`ELEMENTARY`, and ``rotation`` is that of
+    :data:`~cutlass_aot.schema.kernels.formula.ROTATION`. All take arrays of one element type, of f32 in a
+    kernel.
     """
     own = dict(elementary)
     abs_, exp, tanh, where = own["abs"], own["exp"], own["tanh"], own["where"]
@@ -72,6 +86,7 @@ def functions_of(elementary: Mapping[str, Function]) -> Mapping[str, Function]:
         "hardswish": hardswish,
         "maximum": maximum,
         "minimum": minimum,
+        "rotate_every_two": rotation,
         "relu": lambda x: maximum(x, number(x, 0.0)),
         "sigmoid": sigmoid,
         "silu": lambda x: x * sigmoid(x),

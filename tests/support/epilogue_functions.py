@@ -25,6 +25,7 @@ REFERENCES: Mapping[str, Callable[..., Any]] = {
     "maximum": torch.maximum,
     "minimum": torch.minimum,
     "relu": OWN.relu,
+    "rotate_every_two": lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).reshape(x.shape),
     "sigmoid": torch.sigmoid,
     "silu": OWN.silu,
     # torch's own is x from 20 on, which f64 can tell from it.

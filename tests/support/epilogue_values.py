@@ -10,12 +10,12 @@ import torch
 from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
 from cutlass_aot.generators.cutlass_operators.epilogue_records import constraints, epilogue_of
 from cutlass_aot.schema.kernels.epilogue import Epilogue, parse_epilogue
-from cutlass_aot.schema.kernels.formula import evaluate
+from cutlass_aot.schema.kernels.formula import ROTATION, evaluate
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.epilogue_functions import REFERENCES
 from tests.support.kernels import gemm
 
-M, N, L = 6, 5, 3
+M, N, L = 5, 6, 3
 FORMULA = """
 t = alpha * accum + beta * C
 D = relu(t + row * column) * scale - 2
@@ -40,7 +40,7 @@ MORE_FUNCTIONS = """
 D = softplus(accum) + clamp(accum, -1, 1) ** 3 - where(mask, sqrt(abs(accum)), erf(accum) * (accum != row))
 F = round(log(abs(accum)) * sin(accum) - cos(accum) * rsqrt(abs(accum) + 1)) + strided_row * strided_column
 positive = accum > row
-G = abs(accum) ** 1.5
+G = abs(accum) ** 1.5 + rotate_every_two(accum - row)
 """
 MORE_OPERANDS: dict[str, dict[str, object]] = {
     "F": {"extents": "MN"},
@@ -109,12 +109,15 @@ def reference(epilogue, accumulator, values):
     for operand in epilogue.operands:
         value = values[operand.name]
         seen[operand.name] = torch.as_tensor(value).float().reshape(VIEWS[operand.extents])
+    # The columns are the second mode here.
+    rotated = REFERENCES[ROTATION]
+    functions = {**REFERENCES, ROTATION: lambda x: rotated(x.transpose(1, 2).contiguous()).transpose(1, 2)}
     reduce = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}
     combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
     extents = {operand.name: operand.extents for operand in epilogue.operands}
     found = {}
     for statement in epilogue.statements:
-        value = evaluate(statement.expression, seen, REFERENCES, torch.tensor)
+        value = evaluate(statement.expression, seen, functions, torch.tensor)
         value = value.expand(M, N, L)
         if statement.reduction:
             axes = REDUCED[extents[statement.name]]

@@ -202,6 +202,13 @@ MODEL_EPILOGUES: Mapping[str, ModelEpilogue] = {
         lambda x, alpha, beta, C: alpha * x + beta * C,
         {"alpha": {}, "beta": {}, "C": MATRIX},
     ),
+    "rotary embedding (GPT-J, DeepSeek)": ModelEpilogue(
+        "D = accum * cosine + rotate_every_two(accum) * sine",
+        lambda x, cosine, sine: (
+            x * cosine + torch.stack((-x[..., 1::2], x[..., ::2]), -1).reshape(x.shape) * sine
+        ),
+        {"cosine": {"extents": "MN"}, "sine": {"extents": "MN"}},
+    ),
     "scale and shift by a table's columns": ModelEpilogue(
         "D = accum * cosine + sine",
         lambda x, cosine, sine: x * cosine + sine,
@@ -211,8 +218,7 @@ MODEL_EPILOGUES: Mapping[str, ModelEpilogue] = {
 """Those that can be written, by name."""
 
 NOT_WRITABLE: Mapping[str, str] = {
-    "rotary embedding": "it reads two elements of the product, and a formula is of one",
-    "SwiGLU of a gate and a value that alternate": "it reads two elements, and the output has half as many",
+    "SwiGLU of a gate and a value that alternate": "the output has half as many columns",
     "FP8 with a scale for each 128 (DeepSeek-V3)": "a scale is of a part of a row",
     "MXFP8 and NVFP4 with their scales": "a scale is of a part of a row",
     "top-k of the router": "a result is of a whole row",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cutlass_aot
-from cutlass_aot.generators.epilogue_functions import ELEMENTARY, functions_of
+from cutlass_aot.generators.epilogue_functions import torch_functions
 from cutlass_aot.generators.sm90_gemm.generator import epilogue_of
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -131,7 +131,7 @@ class Case:
                     known[operand.name] = known[operand.name][:, None]
                 elif operand.extents == STRIDED_ROW:
                     known[operand.name] = known[operand.name].T
-        functions = functions_of({name: getattr(torch, name) for name in ELEMENTARY})
+        functions = torch_functions(torch)
         results = {}
         for name, statement in self._statements.items():
             value = evaluate(

@@ -23,7 +23,7 @@ from cutlass.operators.providers.cutedsl.evt.efc.dense_gemm.sm100 import DenseGe
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of, shapes, transport_of
-from cutlass_aot.generators.epilogue_functions import ELEMENTARY, functions_of
+from cutlass_aot.generators.epilogue_functions import torch_functions
 from cutlass_aot.generators.protocol import CompiledFunction
 from cutlass_aot.schema.kernels.epilogue import (
     COLUMN,
@@ -35,7 +35,7 @@ from cutlass_aot.schema.kernels.epilogue import (
     STRIDED_ROW,
     Epilogue,
 )
-from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, Statement, evaluate, names_in
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, ROTATION, Statement, evaluate, names_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 # Modes of the output (M, N, L) by the modes of an operand; True is a mode that it does not have.
@@ -51,7 +51,7 @@ _REDUCTIONS = {
     "max": (cute.ReductionOp.MAX, -math.inf),
     "min": (cute.ReductionOp.MIN, math.inf),
 }  # with the value that changes nothing
-_TORCH = functions_of({name: getattr(torch, name) for name in ELEMENTARY})
+_TORCH = torch_functions(torch, columns=1)  # of (M, N, L)
 _WARP = 32
 _OUT_PARAMETER = "operand0"
 
@@ -87,7 +87,7 @@ class _Program:
             return
         values[ACCUMULATOR] = configuration.accum()
         on_cpu = configuration.phase is efc.EFC.Phase.PyTorchEvaluation
-        functions = _TORCH if on_cpu else dsl.EPILOGUE_FUNCTIONS
+        functions = _TORCH if on_cpu else self._functions(configuration)
         constant = functools.partial(configuration.full_like, values[ACCUMULATOR])
         for statement in self.statements:
             value = evaluate(statement.expression, values, functions, constant)
@@ -95,6 +95,11 @@ class _Program:
             if operand is not None and operand.dtype == "bool":
                 value = functions["!="](value, constant(0.0))
             self._store(configuration, statement, given[statement.name], value)
+
+    def _functions(self, configuration: Any) -> Mapping[str, Callable[..., Any]]:
+        """The functions on a thread's values of a subtile, in the package's order."""
+        kernel, context = configuration.efc.kernel, configuration.epilogue_context
+        return {**dsl.EPILOGUE_FUNCTIONS, ROTATION: functools.partial(kernel.rotated, context)}
 
     def _load(self, configuration: Any, name: str, given: Any) -> Any:
         operand = self.operands[name]
@@ -181,8 +186,6 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
             super().copy_and_partition_supplemental_rmem_tensors(tiled_copy_t2r, tTR_rAcc, epi_tidx, epi_tile)
             # Always through shared memory: direct reductions do not check bounds.
             self.reduce_use_smem: dict[str, bool] = dict.fromkeys(self.reduce_gReduce_mnl, True)
-            if not self.smem_reduce:
-                return  # no reductions
             self.accumulator_shape = tTR_rAcc.shape
             self.extents = self.parameter[f"{_OUT_PARAMETER}_tma_tensor_written"].shape
             tiles = cute.local_tile(
@@ -194,6 +197,21 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
             self.coordinates = tiled_copy_t2r.get_slice(epi_tidx).partition_D(
                 cute.flat_divide(parts, epi_tile)
             )
+
+        def rotated(self, context: Any, value: Any) -> Any:
+            """A thread's values of a subtile, with (-y, x) in the place of two columns (x, y) of a row."""
+            given = cute.make_rmem_tensor(self.accumulator_shape, cutlass.Float32)
+            found = cute.make_rmem_tensor(self.accumulator_shape, cutlass.Float32)
+            self.subtile_retile(given).store(value)
+            # Where each two neighbours of this order are two columns of a row, the first stride is a column.
+            first = cute.flatten(self.coordinates.layout).stride[0]
+            if first != cute.E(1):
+                raise CompileError(
+                    f"{ROTATION} needs two columns of a row in a thread, whose next is {first}"
+                )
+            for index in range(0, cute.size(given), 2):
+                found[index], found[index + 1] = -given[index + 1], given[index]
+            return self.subtile_retile(found).load()
 
         def inside(self, context: Any, value: Any, neutral: float) -> Any:
             """A thread's values of a subtile, with those outside of the output replaced by ``neutral``."""

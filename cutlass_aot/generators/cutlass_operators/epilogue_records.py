@@ -27,6 +27,7 @@ from cutlass_aot.schema.kernels.epilogue import (
     EpilogueOperand,
     parse_epilogue,
 )
+from cutlass_aot.schema.kernels.formula import ROTATION, operations_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "PersistentDenseGemmEFC"
@@ -52,10 +53,13 @@ def enumerate_kernels(
         f"{operand.name}={operand.transport}" for operand in epilogue.operands if operand.transport
     )
     transports = {TRANSPORTS: moved} if moved else {}
+    rotates = any(ROTATION in operations_in(found.expression) for found in epilogue.statements)
     for operator in operators:
         if records.family(operator) != FAMILY:
             continue
         plain = records.record(operator, target, device)
+        if rotates and not _has_pairs(dict(plain.design)):
+            continue
         yield Kernel.make(
             operation=plain.operation,
             generator=plain.generator,
@@ -66,6 +70,14 @@ def enumerate_kernels(
             target=target,
             constants=dict(plain.constants),
         )
+
+
+def _has_pairs(design: Mapping[str, DesignValue]) -> bool:
+    """Whether a thread has neighbouring columns: a single block's tile of 64 rows gives it each fourth one.
+
+    Source: PTX ISA, shape ``.16x256b`` of ``tcgen05.ld``; the compiled kernel checks it.
+    """
+    return bool(design["use_2cta_mma"]) or shapes(design)[0][0] > 64
 
 
 def epilogue_of(kernel: Kernel) -> Epilogue:

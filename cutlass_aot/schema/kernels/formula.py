@@ -30,10 +30,13 @@ OUT = "D"
 
 FUNCTIONS = {
     "abs": 1, "clamp": 3, "cos": 1, "erf": 1, "exp": 1, "gelu": 1, "hardswish": 1, "log": 1, "maximum": 2,
-    "minimum": 2, "relu": 1, "round": 1, "rsqrt": 1, "sigmoid": 1, "silu": 1, "sin": 1, "softplus": 1,
-    "sqrt": 1, "tanh": 1, "where": 3,
+    "minimum": 2, "relu": 1, "rotate_every_two": 1, "round": 1, "rsqrt": 1, "sigmoid": 1, "silu": 1, "sin": 1,
+    "softplus": 1, "sqrt": 1, "tanh": 1, "where": 3,
 }  # fmt: skip
-"""Elementwise functions, with their number of arguments."""
+"""Functions of elements, with their number of arguments."""
+
+ROTATION = "rotate_every_two"
+"""The function that reads a neighbour: of each two columns (x, y), counted from the first, (-y, x)."""
 
 POWER = "**"
 
@@ -157,6 +160,13 @@ def names_in(expression: Expression) -> frozenset[str]:
     if isinstance(expression, Constant):
         return frozenset()
     return frozenset().union(*(names_in(argument) for argument in expression.arguments))
+
+
+def operations_in(expression: Expression) -> frozenset[str]:
+    """The operators and functions of an expression."""
+    if not isinstance(expression, Apply):
+        return frozenset()
+    return frozenset((expression.operation,)).union(*map(operations_in, expression.arguments))
 
 
 def evaluate(

@@ -93,7 +93,7 @@ targets = ["sm_100a"]
 ab = "bf16"
 epilogue = '''
 t = softplus(accum) + log(abs(accum)) * rsqrt(bytes + 1) + erf(accum) * sqrt(abs(accum))
-D = where(mask, clamp(t, -2, 2) ** 3, round(t) * (accum >= 0.5)) * cosine
+D = where(mask, clamp(t, -2, 2) ** 3, round(t) * (accum >= 0.5)) * cosine + rotate_every_two(accum)
 positive = t > 0
 '''
 tile = "128x128"

@@ -340,6 +340,7 @@ VALUES = {
     "erf": math.erf,
     "log": safe(math.log),
     "round": safe(lambda x: float(round(x))),
+    "rotate_every_two": lambda x: 1.0 - x,
     "rsqrt": safe(lambda x: 1 / math.sqrt(x)),
     "sin": safe(math.sin),
     "softplus": lambda x: math.log1p(math.exp(-abs(x))) + max(x, 0.0),

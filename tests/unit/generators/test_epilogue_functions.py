@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from cutlass_aot.generators.epilogue_functions import ELEMENTARY, functions_of
+from cutlass_aot.generators.epilogue_functions import torch_functions
 from cutlass_aot.schema.kernels.formula import CALLED
 from tests.support.epilogue_functions import ARGUMENTS, REFERENCES
 
 torch = pytest.importorskip("torch")
 
-FUNCTIONS = functions_of({name: getattr(torch, name) for name in ELEMENTARY})
+FUNCTIONS = torch_functions(torch)
 VALUES = torch.cat(
     [
         torch.linspace(-8, 8, 4001),
