@@ -31,6 +31,7 @@ SHAPES = {
     ("L", "M", "N"): (1, M, N),
     ("N",): (N,),
     ("M",): (M,),
+    ("N", 1): (N, 1),
     (1,): (1,),
 }
 
@@ -274,6 +275,20 @@ def test_what_moves_in_whole_tiles_says_so(bundle):
     given = operands_of(handle, **shapes)
     assert "expected extent M divisible by 128, got 200" in handle.supports(*given).reason
     with pytest.raises(ValueError, match="divisible"):
+        compiled_function(handle)(*given)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("bool", RuntimeError), ("u8", ValueError), ("i8", ValueError)])
+def test_a_mask_is_of_bool_to_compiled_code_too(bundle, dtype, error):
+    handle = kernel_with(bundle, "mask")
+    m, n = 256, 384  # whole tiles, for the vector with a stride
+    shapes = {"a": (1, m, K), "b": (1, K, n), "cosine": (n, 1)}
+    shapes |= dict.fromkeys(("out", "mask", "bytes", "positive"), (1, m, n))
+    given = operands_of(handle, **shapes)
+    place = [operand.name for operand in handle.kernel.operands].index("mask")
+    given[place] = ClaimsCuda(aligned((1, m, n), numpy.dtype("u1")), dtype)
+    assert bool(handle.supports(*given)) is (dtype == "bool")
+    with pytest.raises(error, match=r"NVIDIA driver|Mismatched"):
         compiled_function(handle)(*given)
 
 
