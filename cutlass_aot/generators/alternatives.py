@@ -16,7 +16,7 @@ from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
-from cutlass_aot.schema.kernels.epilogue import MATRIX, Epilogue
+from cutlass_aot.schema.kernels.epilogue import MATRIX, NUMBER, Epilogue, EpilogueOperand
 from cutlass_aot.schema.kernels.formula import OUT, canonical_text, names_in
 from cutlass_aot.schema.words import few
 
@@ -146,7 +146,7 @@ def _scaled(problem: Problem, target: str) -> Iterator[_Change]:
 
 
 def _epilogues(epilogue: Epilogue) -> Iterator[tuple[str, str, Epilogue]]:
-    """Epilogues that differ in one operand, or lack one output."""
+    """Epilogues that differ in one operand, or lack one output; last, one of numbers alone."""
     statements = epilogue.statements
     for left_out in statements:
         if left_out.name == OUT:
@@ -170,5 +170,17 @@ def _epilogues(epilogue: Epilogue) -> Iterator[tuple[str, str, Epilogue]]:
             for layout in "tn":
                 if layout != operand.layout:
                     yield f"with `{operand.name}` in layout {{}}", layout, other(layout=layout)
+        if operand.extents and not operand.written:
+            number = other(extents=NUMBER, dtype="f32", layout="", transport="")
+            yield f"with `{operand.name}` as a number", "", number
         if operand.transport:
             yield f"with `{operand.name}` moved by tma", "", other(transport="")
+    if sum(operand.extents != NUMBER for operand in epilogue.operands) > 1:
+        (out,) = (statement for statement in statements if statement.name == OUT)
+        read = names_in(out.expression)
+        numbers = tuple(
+            EpilogueOperand(operand.name, "f32", NUMBER)
+            for operand in epilogue.operands
+            if operand.name in read
+        )
+        yield "with numbers alone in the epilogue", "", Epilogue(canonical_text([out]), numbers)

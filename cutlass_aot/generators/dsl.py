@@ -17,13 +17,39 @@ from cutlass.base_dsl.tvm_ffi_builder import spec
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutlass_aot.errors import GeneratorError
+from cutlass_aot.generators.epilogue_functions import ELEMENTARY, functions_of
 from cutlass_aot.generators.protocol import CompiledFunction
 from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.words import did_you_mean
 
-__all__ = ["compile_for", "dsl_dtype", "environment_stream", "fake_operands"]
+__all__ = [
+    "EPILOGUE_FUNCTIONS",
+    "as_bytes",
+    "compile_for",
+    "dsl_dtype",
+    "environment_stream",
+    "fake_operands",
+]
+
+_SPELT = {"full_like": cute.full_like, "round": cute.math.roundeven, "where": cute.where}
+
+
+def _rotated(x: Any) -> Any:
+    found = cute.make_rmem_tensor(x.shape, cutlass.Float32)
+    given = cute.make_rmem_tensor(x.shape, cutlass.Float32)
+    given.store(x)
+    for index in range(0, cute.size(given), 2):
+        found[index], found[index + 1] = -given[index + 1], given[index]
+    return found.load()
+
+
+EPILOGUE_FUNCTIONS = functions_of(
+    {name: _SPELT[name] if name in _SPELT else getattr(cute.math, name) for name in ELEMENTARY}, _rotated
+)
+"""The functions and operators of an epilogue, on vectors of f32 in a kernel: neighbours of a row, from an
+even column on, where the function reads neighbours."""
 
 
 def dsl_dtype(name: str) -> Any:
@@ -122,6 +148,13 @@ def _strides(operand: OperandConstraint) -> tuple[Any, ...]:
         extent = operand.extents[mode]
         reach = reach * extent if reach is not None and isinstance(extent, int) else None
     return tuple(strides)
+
+
+def as_bytes(tensor: Any) -> Any:
+    """An operand in a kernel; a tensor of bool as the bytes that are in memory, of u8."""
+    if not isinstance(tensor, cute.Tensor) or tensor.element_type is not cutlass.Boolean:
+        return tensor
+    return cute.make_tensor(cute.recast_ptr(tensor.iterator, dtype=cutlass.Uint8), tensor.layout)
 
 
 def environment_stream() -> Any:

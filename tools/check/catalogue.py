@@ -62,9 +62,11 @@ _QUERIES_AT_ONCE = 64
 
 
 ELEMENT_TYPES = tuple(
-    name for name in BY_TORCH.values() if DTYPES[name].torch_packs == 1 and name not in ("f8e8m0", "i64")
+    name
+    for name in BY_TORCH.values()
+    if DTYPES[name].torch_packs == 1 and name not in ("f8e8m0", "i64", "bool")
 )
-"""Of dense operands: one element each, and no scale factors."""
+"""Of dense operands: one element each, no scale factors and no masks."""
 
 
 def all_problems() -> list[Problem]:

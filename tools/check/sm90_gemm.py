@@ -2,8 +2,9 @@
 
     python -m tools.check.sm90_gemm BUNDLE [--family Sm90ClusterGemm]
 
-Operands are random and padded; outputs are NaN before each launch; each kernel is launched twice, and has to
-give the same bits. Exit status 1 says that something is wrong, and what.
+Operands are random and padded; outputs are NaN before each launch, and reductions what changes nothing. Each
+kernel is launched twice, and has to give the same bits, but for sums of blocks. Exit status 1 says that
+something is wrong, and what.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import cutlass_aot
+from cutlass_aot.generators.epilogue_functions import torch_functions
+from cutlass_aot.generators.sm90_gemm.generator import epilogue_of
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.epilogue import COLUMN
-from cutlass_aot.schema.kernels.formula import ACCUMULATOR, evaluate, parse_formula
+from cutlass_aot.schema.kernels.epilogue import COLUMN, ELEMENT, ROW, STRIDED_ROW
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, evaluate
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 CHECKED = (
@@ -29,8 +32,18 @@ CHECKED = (
 """Batch, m, n, k: single rows and elements, tails along each extent, batches, slices of K that are empty;
 at the end more tiles than a persistent kernel launches clusters."""
 
-BOUNDS = {"bf16": 4e-3, "f16": 5e-4, "f32": 1e-4}
-"""Largest relative error (Frobenius norm) by element type of the output; rounding to bf16 alone is 1.7e-3."""
+BOUNDS = {
+    "bf16": 4e-3, "f16": 5e-4, "f32": 1e-4, "f8e4m3": 4e-2, "f8e5m2": 8e-2, "i32": 2e-2, "i8": 2e-2,
+    "u8": 2e-2, "bool": 2e-2,
+}  # fmt: skip
+"""Largest relative error (Frobenius norm) by element type of the output; rounding to bf16 alone is 1.7e-3, to
+f8e4m3 2.6e-2. An integer differs by 1 where the sum's last bits say on which side of it a number is."""
+
+REDUCED = {ROW: (0, 1), COLUMN: (0, 2), ELEMENT: (0, 1, 2)}
+"""Modes of (L, M, N) that a reduction with these extents is over."""
+
+NEUTRAL = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
+"""What each reduction is begun with."""
 
 FP8_BOUND = 2e-2
 """The same for FP8 operands, of which tensor cores keep fewer bits while they add up."""
@@ -54,7 +67,7 @@ def check(torch: Any, kernels: Sequence[Any]) -> list[str]:
                 error = float((first[name] - expected).norm() / expected.norm())
                 if not error <= case.bound(name):
                     wrong.append(f"{kernel.name}: {extents}: {name}: relative error {error:.2e}")
-                elif not torch.equal(first[name], second[name]):
+                elif case.reduction(name) != "sum" and not torch.equal(first[name], second[name]):
                     wrong.append(f"{kernel.name}: {extents}: {name}: two launches gave different bits")
     print(f"{sum(checks.values())} checks of {len(checks)} kernels")
     return wrong + [f"{name}: supports none of the problems" for name, count in checks.items() if not count]
@@ -66,6 +79,8 @@ class Case:
     def __init__(self, torch: Any, kernel: Kernel, extents: tuple[int, int, int, int]) -> None:
         self._torch = torch
         self._kernel = kernel
+        self._epilogue = epilogue_of(kernel)
+        self._statements = {s.name: s for s in self._epilogue.statements} if self._epilogue else {}
         self._sizes = dict(zip("LMNK", extents, strict=True))
         self._by_name = {operand.name: self._operand(operand) for operand in kernel.operands}
         self.operands = list(self._by_name.values())
@@ -80,59 +95,73 @@ class Case:
             memory[-1], memory[-2] = memory[-2], memory[-1]
         # Padding along every mode but the first that has room for it.
         padded = [memory[0], *(size + 16 for size in memory[1:])] if len(memory) > 1 else memory
-        lying = torch.randn(padded, device="cuda").to(getattr(torch, DTYPES[operand.dtype].torch))
+        lying = torch.randn(padded, device="cuda")
+        if not DTYPES[operand.dtype].is_float:
+            # Of masks, about half; of integers, small ones.
+            lying = lying > 0 if operand.dtype == "bool" else (lying * 4).abs().round()
+        lying = lying.to(getattr(torch, DTYPES[operand.dtype].torch))
         lying = lying[tuple(slice(size) for size in memory)]
         return lying.transpose(-1, -2) if operand.contiguous == -2 else lying
 
     def launched(self, kernel: Any) -> dict[str, Any]:
-        """The outputs of a launch in f32; what it does not write is NaN."""
-        written = [operand.name for operand in self._kernel.operands if operand.written]
-        for name in written:
-            self._by_name[name].fill_(float("nan"))
+        """The outputs of a launch in f32; what it does not write is NaN, or 99 of integers."""
+        written = [operand for operand in self._kernel.operands if operand.written]
+        for operand in written:
+            other = float("nan") if DTYPES[operand.dtype].is_float else 99
+            self._by_name[operand.name].fill_(NEUTRAL.get(self.reduction(operand.name), other))
         kernel.launch(*self.operands)
-        return {name: self._by_name[name].float() for name in written}
+        return {operand.name: self._by_name[operand.name].float() for operand in written}
+
+    def reduction(self, name: str) -> str:
+        """The reduction that an output is of, ``""`` if of none."""
+        return self._statements[name].reduction if name in self._statements else ""
 
     def expected(self) -> dict[str, Any]:
         """The outputs by name, computed by torch in f32."""
         torch, values = self._torch, self._by_name
         total = torch.bmm(values["a"].float(), values["b"].float())
-        if not self._kernel.epilogue:
+        if self._epilogue is None:
             return {"out": total}
         known = {ACCUMULATOR: total}
         for operand in self._kernel.operands[3:]:
             given = values[operand.name]
             if not operand.written:
-                known[operand.name] = given if operand.is_number else given.float()
-            if operand.extents == COLUMN:
-                known[operand.name] = known[operand.name][:, None]
-        outputs = [operand.name for operand in self._kernel.operands[3:] if operand.written]
-        results = {
-            statement.name: evaluate(statement.expression, known, functions(torch))
-            for statement in parse_formula(self._kernel.epilogue, outputs)
-        }
-        results["out"] = results.pop("D")
+                known[operand.name] = torch.full_like(total, given) if operand.is_number else given.float()
+                if operand.extents == COLUMN:
+                    known[operand.name] = known[operand.name][:, None]
+                elif operand.extents == STRIDED_ROW:
+                    known[operand.name] = known[operand.name].T
+        functions = torch_functions(torch)
+        results = {}
+        for name, statement in self._statements.items():
+            value = evaluate(
+                statement.expression, known, functions, lambda number: torch.full_like(total, number)
+            )
+            results[name] = self._stored(name, value.expand_as(total))
+        results["out"] = results.pop(OUT)
         return results
+
+    def _stored(self, name: str, value: Any) -> Any:
+        """What an output has of an expression's values, as the formula's language says."""
+        operands = {operand.name: operand for operand in self._kernel.operands}
+        operand = operands["out" if name == OUT else name]
+        reduction = self.reduction(name)
+        if reduction:
+            modes = REDUCED[operand.extents]
+            reduced = value.sum(modes) if reduction == "sum" else getattr(value, f"a{reduction}")(modes)
+            return reduced.reshape(-1)
+        if operand.dtype == "bool":
+            return (value != 0).float()
+        if operand.dtype.startswith("f8"):
+            most = self._torch.finfo(getattr(self._torch, DTYPES[operand.dtype].torch)).max
+            return value.clamp(-most, most)
+        return value if DTYPES[operand.dtype].is_float else value.trunc()
 
     def bound(self, name: str) -> float:
         """How far an output may be off."""
         dtypes = {operand.name: operand.dtype for operand in self._kernel.operands}
-        return FP8_BOUND if dtypes["a"].startswith("f8") else BOUNDS[dtypes[name]]
-
-
-def functions(torch: Any) -> dict[str, Any]:
-    """What an epilogue's functions are, in torch."""
-    own = torch.nn.functional
-    return {
-        "exp": torch.exp,
-        "gelu": lambda x: own.gelu(x, approximate="tanh"),
-        "hardswish": own.hardswish,
-        "maximum": torch.maximum,
-        "minimum": torch.minimum,
-        "relu": own.relu,
-        "sigmoid": torch.sigmoid,
-        "silu": own.silu,
-        "tanh": torch.tanh,
-    }
+        own = BOUNDS[dtypes[name]]
+        return max(own, FP8_BOUND) if dtypes["a"].startswith("f8") else own
 
 
 def main(words: Sequence[str] | None = None) -> int:

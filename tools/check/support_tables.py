@@ -42,11 +42,22 @@ from cutlass_aot.schema.kernels.epilogue import (
     MATRIX,
     NUMBER,
     ROW,
+    STRIDED_COLUMN,
+    STRIDED_ROW,
     TRANSPORTS,
     Epilogue,
     parse_epilogue,
 )
-from cutlass_aot.schema.kernels.formula import ACCUMULATOR, FUNCTIONS, REDUCTIONS, Apply, Constant, Expression
+from cutlass_aot.schema.kernels.formula import (
+    ACCUMULATOR,
+    COMPARISONS,
+    FUNCTIONS,
+    POWER,
+    REDUCTIONS,
+    Apply,
+    Constant,
+    Expression,
+)
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tools.bench.command import markdown
 
@@ -78,13 +89,20 @@ _ANY_DEVICE = "b200"
 # formula's language and of the operands' kinds, so that tools/check/coverage.py misses what is added there
 # until a manifest has it.
 
-OPERATORS = {"+": "accum + 1", "-": "accum - 1", "*": "accum * 2", "/": "accum / 3", "neg": "-accum"}
+OPERATORS = {
+    "+": "accum + 1", "-": "accum - 1", "*": "accum * 2", "/": "accum / 3", "neg": "-accum",
+    **{name: f"accum {name} 0.5" for name in (POWER, *COMPARISONS)},
+}  # fmt: skip
 READ = {
-    MATRIX: "matrix", ROW: "row vector", COLUMN: "column vector", ELEMENT: "one element", NUMBER: "number",
+    MATRIX: "matrix", ROW: "row vector", COLUMN: "column vector", STRIDED_ROW: "strided row vector",
+    STRIDED_COLUMN: "strided column vector", ELEMENT: "one element", NUMBER: "number",
 }  # fmt: skip
 REDUCED = {ROW: "each column", COLUMN: "each row", ELEMENT: "all"}
 _WRITTEN = {ROW: "N", COLUMN: "M", ELEMENT: "1"}
-_MANIFEST = {MATRIX: "MN", ROW: "N", COLUMN: "M", ELEMENT: "1", NUMBER: ""}
+_MANIFEST = {
+    MATRIX: "MN", ROW: "N", COLUMN: "M", STRIDED_ROW: "N1", STRIDED_COLUMN: "M1", ELEMENT: "1", NUMBER: "",
+}  # fmt: skip
+MASK = "mask of bool"
 AUXILIARY = "auxiliary store"
 CONSTANT = "constant"
 
@@ -93,13 +111,14 @@ def examples() -> dict[str, Epilogue]:
     """An epilogue for each class, by the class's name; in the order of a table."""
     result: dict[str, tuple[str, Mapping[str, Mapping[str, object]]]] = {}
     for name, count in FUNCTIONS.items():
-        result[name] = f"D = {name}({', '.join([ACCUMULATOR, '0.5'][:count])})", {}
+        result[name] = f"D = {name}({', '.join([ACCUMULATOR, '0.5', '2'][:count])})", {}
     for name, text in OPERATORS.items():
         result[name] = f"D = {text}", {}
     result[CONSTANT] = f"D = {ACCUMULATOR} * 2", {}
     for extents, name in READ.items():
         operands = {"x": {"extents": _MANIFEST[extents]}} if extents else {}
         result[name] = f"D = {ACCUMULATOR} + x", operands
+    result[MASK] = f"D = where(x, {ACCUMULATOR}, 0)", {"x": {"dtype": "bool", "extents": "MN"}}
     result[AUXILIARY] = f"D = {ACCUMULATOR}; F = {ACCUMULATOR}", {"F": {"extents": "MN"}}
     for reduction in REDUCTIONS:
         for extents, kept in REDUCED.items():
@@ -125,6 +144,8 @@ def classes_of(epilogue: Epilogue) -> set[str]:
     for operand in operands.values():
         if not operand.written:
             result.add(READ[operand.extents])
+            if operand.dtype == "bool":
+                result.add(MASK)
         # One element and the destination of a reduction are reached by plain loads and atomic operations.
         if operand.extents == MATRIX or (operand.extents in (ROW, COLUMN) and not operand.written):
             result.add(operand.transport or "tma")

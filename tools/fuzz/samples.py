@@ -256,6 +256,7 @@ nk = [[4096, 4096]]
 _FORMULAS = (
     b"D = alpha * accum + beta * C", b"F = accum + bias; D = relu(F)", b"D = sum(accum)", b"D = accum",
     b"T = silu(accum * 2.0); D = T / (1 + exp(-T)); F = maximum(T, 0.5e3)",
+    b"D = where(accum >= 0.5, clamp(accum, -1, x) ** 3, rotate_every_two(-accum)) * (x != 0)",
 )  # fmt: skip
 _HOST_WORDS = [
     "@" * 3000, "define " + "@a" * 3000, '@"' * 3000, "@a = " + "constant " * 2000, "declare " + "x " * 4000,

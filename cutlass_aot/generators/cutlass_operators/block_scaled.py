@@ -21,6 +21,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_dense_blockscaled_static_per
 
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, operands
+from cutlass_aot.generators.cutlass_operators.elementwise import Elementwise
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -29,9 +30,11 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 
 def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
     """Every block-scaled GEMM for ``problem`` on ``target``; none if a and b are not both scaled."""
-    if problem.operation != "gemm" or None in problem.scales or problem.epilogue is not None:
+    if problem.operation != "gemm" or None in problem.scales:
         return
-    for operator in operators_of(problem, target).values():
+    if not operands.is_elementwise(problem.epilogue):
+        return
+    for operator in operators_of(replace(problem, epilogue=None), target).values():
         yield operands.record(operator, problem, operands.block_scaled(operator, problem), target, device)
 
 
@@ -41,15 +44,16 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     (a_mode, _), (b_mode, _), (out_layout, _) = operator._major_modes(operator.metadata.operands)
     (clusters,) = dict(kernel.constants).values()
-    return dsl.compile_for(
-        kernel.target,
-        block_scaled_gemm,
-        *dsl.fake_operands(kernel),
-        operator.impl,
-        (a_mode, b_mode, out_layout),
-        clusters,
-        dsl.environment_stream(),
-    )
+    a, b, out, a_scale, b_scale, *numbers = dsl.fake_operands(kernel)
+    layouts = a_mode, b_mode, out_layout
+    arguments = (a, b, out, a_scale, b_scale, operator.impl, layouts, clusters)
+    if not kernel.epilogue:
+        return dsl.compile_for(kernel.target, block_scaled_gemm, *arguments, None, dsl.environment_stream())
+    epilogue = Elementwise(kernel, operator.impl)
+    with epilogue.sums_in_f32():
+        return dsl.compile_for(
+            kernel.target, block_scaled_gemm, *arguments, epilogue, *numbers, dsl.environment_stream()
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,19 +99,22 @@ def block_scaled_gemm(
     implementation: cutlass.Constexpr,
     layouts: cutlass.Constexpr,
     max_active_clusters: cutlass.Constexpr,
-    stream: Any,
+    epilogue: cutlass.Constexpr,
+    *others: Any,
 ) -> None:
     """Call the package's kernel, which takes addresses and extents, with tensors.
 
     All are compact: a (L, M, K), b (L, K, N), out (L, M, N), and the scales of rank 1, arranged as
     :mod:`cutlass_aot.runtime.scales` says. ``layouts`` are the package's names of the layouts of a, b and
-    out.
+    out. ``epilogue`` is an :class:`~.elementwise.Elementwise`, or None; ``others`` are its numbers, and the
+    stream.
     """
+    *numbers, stream = others
     batches, rows, depth = a.shape
     _, _, columns = b.shape
     # 64-bit: the batch's stride is a product of these, which can exceed 32 bits.
     shape = (cutlass.Int64(rows), cutlass.Int64(columns), cutlass.Int64(depth), batches)
-    implementation(
+    arguments = (
         a.iterator,
         b.iterator,
         a_scale.iterator,
@@ -118,3 +125,8 @@ def block_scaled_gemm(
         max_active_clusters,
         stream,
     )
+    if cutlass.const_expr(epilogue is not None):
+        epilogue.take(numbers)
+        epilogue.implementation(*arguments, epilogue)
+    else:
+        implementation(*arguments)

@@ -9,27 +9,41 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+import torch
 from cutlass.operators.providers.cutedsl.evt import efc
 from cutlass.operators.providers.cutedsl.evt.efc._tensor import _op_atomic
 from cutlass.operators.providers.cutedsl.evt.efc.dense_gemm.sm100 import DenseGemmEFC
 
 from cutlass_aot.errors import CompileError
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of, shapes
+from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of, shapes, transport_of
+from cutlass_aot.generators.epilogue_functions import torch_functions
 from cutlass_aot.generators.protocol import CompiledFunction
-from cutlass_aot.schema.kernels.epilogue import COLUMN, ELEMENT, MATRIX, NUMBER, ROW, Epilogue
-from cutlass_aot.schema.kernels.formula import ACCUMULATOR, FUNCTIONS, OUT, Statement, evaluate, names_in
+from cutlass_aot.schema.kernels.epilogue import (
+    COLUMN,
+    ELEMENT,
+    MATRIX,
+    NUMBER,
+    ROW,
+    STRIDED_COLUMN,
+    STRIDED_ROW,
+    Epilogue,
+)
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, ROTATION, Statement, evaluate, names_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 # Modes of the output (M, N, L) by the modes of an operand; True is a mode that it does not have.
 _MODES: Mapping[tuple[str | int, ...], tuple[int | bool, ...]] = {
     ROW: (True, 0, True),
     COLUMN: (0, True, True),
+    STRIDED_ROW: (True, 0, True),
+    STRIDED_COLUMN: (0, True, True),
     ELEMENT: (True, True, True),
 }
 _REDUCTIONS = {
@@ -37,6 +51,7 @@ _REDUCTIONS = {
     "max": (cute.ReductionOp.MAX, -math.inf),
     "min": (cute.ReductionOp.MIN, math.inf),
 }  # with the value that changes nothing
+_TORCH = torch_functions(torch, columns=1)  # of (M, N, L)
 _WARP = 32
 _OUT_PARAMETER = "operand0"
 
@@ -71,11 +86,20 @@ class _Program:
                 self._store(configuration, statement, given[statement.name], 1)
             return
         values[ACCUMULATOR] = configuration.accum()
-        functions = {name: getattr(configuration, name) for name in FUNCTIONS}
+        on_cpu = configuration.phase is efc.EFC.Phase.PyTorchEvaluation
+        functions = _TORCH if on_cpu else self._functions(configuration)
         constant = functools.partial(configuration.full_like, values[ACCUMULATOR])
         for statement in self.statements:
             value = evaluate(statement.expression, values, functions, constant)
+            operand = self.operands.get(statement.name)
+            if operand is not None and operand.dtype == "bool":
+                value = functions["!="](value, constant(0.0))
             self._store(configuration, statement, given[statement.name], value)
+
+    def _functions(self, configuration: Any) -> Mapping[str, Callable[..., Any]]:
+        """The functions on a thread's values of a subtile, in the package's order."""
+        kernel, context = configuration.efc.kernel, configuration.epilogue_context
+        return {**dsl.EPILOGUE_FUNCTIONS, ROTATION: functools.partial(kernel.rotated, context)}
 
     def _load(self, configuration: Any, name: str, given: Any) -> Any:
         operand = self.operands[name]
@@ -85,7 +109,7 @@ class _Program:
         source = given
         if operand.extents != MATRIX:
             source = configuration.remap_modes(given, _MODES[operand.extents])
-        return source.load(via=efc.Transport(operand.transport or "tma"))
+        return source.load(via=efc.Transport(transport_of(operand)))
 
     def _store(self, configuration: Any, statement: Statement, given: Any, value: Any) -> None:
         operand = self.operands.get(statement.name)
@@ -162,8 +186,6 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
             super().copy_and_partition_supplemental_rmem_tensors(tiled_copy_t2r, tTR_rAcc, epi_tidx, epi_tile)
             # Always through shared memory: direct reductions do not check bounds.
             self.reduce_use_smem: dict[str, bool] = dict.fromkeys(self.reduce_gReduce_mnl, True)
-            if not self.smem_reduce:
-                return  # no reductions
             self.accumulator_shape = tTR_rAcc.shape
             self.extents = self.parameter[f"{_OUT_PARAMETER}_tma_tensor_written"].shape
             tiles = cute.local_tile(
@@ -175,6 +197,21 @@ class _Gemm(DenseGemmEFC):  # type: ignore[misc]
             self.coordinates = tiled_copy_t2r.get_slice(epi_tidx).partition_D(
                 cute.flat_divide(parts, epi_tile)
             )
+
+        def rotated(self, context: Any, value: Any) -> Any:
+            """A thread's values of a subtile, with (-y, x) in the place of two columns (x, y) of a row."""
+            given = cute.make_rmem_tensor(self.accumulator_shape, cutlass.Float32)
+            found = cute.make_rmem_tensor(self.accumulator_shape, cutlass.Float32)
+            self.subtile_retile(given).store(value)
+            # Where each two neighbours of this order are two columns of a row, the first stride is a column.
+            first = cute.flatten(self.coordinates.layout).stride[0]
+            if first != cute.E(1):
+                raise CompileError(
+                    f"{ROTATION} needs two columns of a row in a thread, whose next is {first}"
+                )
+            for index in range(0, cute.size(given), 2):
+                found[index], found[index + 1] = -given[index + 1], given[index]
+            return self.subtile_retile(found).load()
 
         def inside(self, context: Any, value: Any, neutral: float) -> Any:
             """A thread's values of a subtile, with those outside of the output replaced by ``neutral``."""
@@ -223,7 +260,7 @@ class _Launch:
     @cute.jit
     def __call__(self, stream, a, b, out, *operands):  # type: ignore[no-untyped-def]
         """Launch the kernel, whose operands have the batch last, and B its columns first."""
-        given = (out, *operands)
+        given = (out, *map(dsl.as_bytes, operands))
         self.gemm(
             cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0])),
             cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0])),
@@ -238,8 +275,8 @@ class _Launch:
         )
 
 
-def gemm_of(kernel: Kernel, operands: Sequence[Any]) -> _Gemm:
-    """The package's kernel for a record with an epilogue; ``operands`` are placeholders for all operands."""
+def gemm_of(kernel: Kernel) -> _Gemm:
+    """The package's kernel for a record with an epilogue."""
     design = dict(kernel.design)
     tile, cluster = shapes(design)
     gemm = _Gemm(
@@ -250,7 +287,11 @@ def gemm_of(kernel: Kernel, operands: Sequence[Any]) -> _Gemm:
         cluster[:2],
         _Program(epilogue_of(kernel)).function(),
     )
-    gemm.efc.compile(*operands[2:])
+    # The package's kernel takes bool as the bytes that are in memory.
+    stored = tuple(
+        operand._replace(dtype="u8") if operand.dtype == "bool" else operand for operand in kernel.operands
+    )
+    gemm.efc.compile(*dsl.fake_operands(replace(kernel, operands=stored))[2:])
     return gemm
 
 
@@ -260,6 +301,5 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     clusters = f"max_active_clusters_{cluster[0] * cluster[1]}"
     if dict(kernel.constants).get(clusters, 0) < 1:
         raise CompileError(f"{kernel.name}: its record lacks {clusters}: plan again, with a device profile")
-    fakes = dsl.fake_operands(kernel)
-    launch = _Launch(gemm_of(kernel, fakes), dict(kernel.constants)[clusters])
-    return dsl.compile_for(kernel.target, launch, dsl.environment_stream(), *fakes)
+    launch = _Launch(gemm_of(kernel), dict(kernel.constants)[clusters])
+    return dsl.compile_for(kernel.target, launch, dsl.environment_stream(), *dsl.fake_operands(kernel))

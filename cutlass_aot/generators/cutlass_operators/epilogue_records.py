@@ -21,10 +21,13 @@ from cutlass_aot.schema.kernels.epilogue import (
     EXTENTS,
     MATRIX,
     NUMBER,
+    STRIDED_COLUMN,
+    STRIDED_ROW,
     Epilogue,
     EpilogueOperand,
     parse_epilogue,
 )
+from cutlass_aot.schema.kernels.formula import ROTATION, operations_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "PersistentDenseGemmEFC"
@@ -32,6 +35,9 @@ FAMILY = "PersistentDenseGemmEFC"
 
 TRANSPORTS = "transports"
 """Name in a kernel's design of how operands move where it is not by TMA: ``C=sync_gmem_load,F=...``."""
+
+STRIDED = (STRIDED_ROW, STRIDED_COLUMN)
+"""Extents of vectors that TMA cannot load, as their stride is free."""
 
 _TMA_BYTES = 16  # what TMA and 128-bit copies move at once, and so align to
 
@@ -47,10 +53,13 @@ def enumerate_kernels(
         f"{operand.name}={operand.transport}" for operand in epilogue.operands if operand.transport
     )
     transports = {TRANSPORTS: moved} if moved else {}
+    rotates = any(ROTATION in operations_in(found.expression) for found in epilogue.statements)
     for operator in operators:
         if records.family(operator) != FAMILY:
             continue
         plain = records.record(operator, target, device)
+        if rotates and not _has_pairs(dict(plain.design)):
+            continue
         yield Kernel.make(
             operation=plain.operation,
             generator=plain.generator,
@@ -63,6 +72,14 @@ def enumerate_kernels(
         )
 
 
+def _has_pairs(design: Mapping[str, DesignValue]) -> bool:
+    """Whether a thread has neighbouring columns: a single block's tile of 64 rows gives it each fourth one.
+
+    Source: PTX ISA, shape ``.16x256b`` of ``tcgen05.ld``; the compiled kernel checks it.
+    """
+    return bool(design["use_2cta_mma"]) or shapes(design)[0][0] > 64
+
+
 def epilogue_of(kernel: Kernel) -> Epilogue:
     """The epilogue that a kernel's record describes."""
     moved = str(dict(kernel.design).get(TRANSPORTS, ""))
@@ -70,6 +87,8 @@ def epilogue_of(kernel: Kernel) -> Epilogue:
     names = {extents: name for name, extents in EXTENTS.items()}
     operands: dict[str, dict[str, object]] = {}
     for operand in kernel.operands[3:]:
+        if operand.extents not in names:
+            continue  # scale factors, or offsets of groups
         entries: dict[str, object] = {"dtype": operand.dtype, "extents": names[operand.extents]}
         if operand.extents == MATRIX:
             entries["layout"] = operand.layout
@@ -107,7 +126,8 @@ def _constraint(operand: EpilogueOperand, out_layout: str, whole: Mapping[str, i
     # extent of a batch of one is the stride of the next mode.
     divisibility = _TMA_BYTES // bytes_ if operand.extents == MATRIX else 1
     contiguous = {"t": -1, "n": -2}[operand.layout or out_layout] if operand.extents == MATRIX else -1
-    by_element = operand.extents in (NUMBER, ELEMENT) or (operand.written and operand.extents != MATRIX)
+    reduction = operand.written and operand.extents != MATRIX
+    by_element = reduction or operand.extents in (NUMBER, ELEMENT, *STRIDED)
     return OperandConstraint(
         name=operand.name,
         dtype=operand.dtype,
@@ -117,5 +137,12 @@ def _constraint(operand: EpilogueOperand, out_layout: str, whole: Mapping[str, i
         alignment=bytes_ if by_element else _TMA_BYTES,
         written=operand.written,
         # TMA knows where a tensor ends; the other transports move whole tiles.
-        multiples=tuple(whole.get(str(extent), 1) for extent in operand.extents) if operand.transport else (),
+        multiples=tuple(whole.get(str(extent), 1) for extent in operand.extents)
+        if transport_of(operand) != "tma"
+        else (),
     )
+
+
+def transport_of(operand: EpilogueOperand) -> str:
+    """How an operand moves: one of :data:`~cutlass_aot.schema.kernels.epilogue.TRANSPORTS`."""
+    return "sync_gmem_load" if operand.extents in STRIDED else operand.transport or "tma"

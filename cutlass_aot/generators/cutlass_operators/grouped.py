@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -14,6 +15,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_contiguous_offset_2d3d_dense
 
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, operands
+from cutlass_aot.generators.cutlass_operators.elementwise import Elementwise
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -22,9 +24,9 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 
 def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
     """Every grouped GEMM for ``problem`` on ``target``."""
-    if problem.operation != "grouped_gemm" or problem.epilogue is not None:
+    if problem.operation != "grouped_gemm" or not operands.is_elementwise(problem.epilogue):
         return
-    for operator in operators_of(problem, target).values():
+    for operator in operators_of(replace(problem, epilogue=None), target).values():
         yield operands.record(operator, problem, operands.grouped(operator, problem), target, device)
 
 
@@ -33,14 +35,15 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     problem = problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     (clusters,) = dict(kernel.constants).values()
-    return dsl.compile_for(
-        kernel.target,
-        grouped_gemm,
-        *dsl.fake_operands(kernel),
-        operator.impl,
-        clusters,
-        dsl.environment_stream(),
-    )
+    a, b, out, offsets, *numbers = dsl.fake_operands(kernel)
+    arguments = (a, b, out, offsets, operator.impl, clusters)
+    if not kernel.epilogue:
+        return dsl.compile_for(kernel.target, grouped_gemm, *arguments, None, dsl.environment_stream())
+    epilogue = Elementwise(kernel, operator.impl)
+    with epilogue.sums_in_f32():
+        return dsl.compile_for(
+            kernel.target, grouped_gemm, *arguments, epilogue, *numbers, dsl.environment_stream()
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,11 +64,18 @@ def grouped_gemm(
     offsets: cute.Tensor,
     implementation: cutlass.Constexpr,
     max_active_clusters: cutlass.Constexpr,
-    stream: Any,
+    epilogue: cutlass.Constexpr,
+    *others: Any,
 ) -> None:
     """Call the package's kernel with tensors.
 
     a is (M, K) and out (M, N), with the groups one after the other along M; b is (G, K, N); offsets, (G,),
-    has the end of each group along M.
+    has the end of each group along M. ``epilogue`` is an :class:`~.elementwise.Elementwise`, or None;
+    ``others`` are its numbers, and the stream.
     """
-    implementation(a, b, out, offsets, max_active_clusters, stream)
+    *numbers, stream = others
+    if cutlass.const_expr(epilogue is not None):
+        epilogue.take(numbers)
+        epilogue.implementation(a, b, out, offsets, max_active_clusters, stream, epilogue)
+    else:
+        implementation(a, b, out, offsets, max_active_clusters, stream)

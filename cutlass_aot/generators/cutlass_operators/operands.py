@@ -23,6 +23,8 @@ from cutlass_aot.schema.kernels.constraints import (
 )
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import BY_DSL, DTYPES
+from cutlass_aot.schema.kernels.epilogue import NUMBER, Epilogue, EpilogueOperand
+from cutlass_aot.schema.kernels.formula import ROTATION, operations_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 BLOCK_SCALED = "PersistentDenseBlockScaledGemm"
@@ -88,15 +90,29 @@ def record(
 ) -> Kernel:
     """The kernel record of an operator of these families."""
     chosen = design(operator)
+    epilogue = problem.epilogue
     return Kernel.make(
         operation=problem.operation,
         generator=records.GENERATOR,
-        operands=constraints,
+        operands=(*constraints, *(map(_number, epilogue.operands) if epilogue else ())),
         accumulator=problem.accumulator,
+        epilogue=epilogue.formula if epilogue else "",
         design=chosen,
         target=target,
         constants=records.constants(chosen, device),
     )
+
+
+def is_elementwise(epilogue: Epilogue | None) -> bool:
+    """Whether kernels of block-scaled and grouped GEMMs take an epilogue: one output, of numbers alone."""
+    if epilogue is None:
+        return True
+    of_elements = all(ROTATION not in operations_in(found.expression) for found in epilogue.statements)
+    return of_elements and all(operand.extents == NUMBER for operand in epilogue.operands)
+
+
+def _number(operand: EpilogueOperand) -> OperandConstraint:
+    return OperandConstraint(operand.name, operand.dtype, NUMBER, 0, 1, DTYPES[operand.dtype].bytes)
 
 
 def block_scaled(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...]:

@@ -69,12 +69,12 @@ def _is_dense(problem: Problem) -> bool:
 
 def compile_kernel(kernel: Kernel) -> CompiledFunction:
     """Compile one kernel with shared symbolic extents and the environment's stream."""
-    if kernel.epilogue:
-        return epilogues.compile_kernel(kernel)
     family = _OTHER_FAMILIES.get(str(dict(kernel.design)["family"]))
     if family is not None:
         elsewhere: CompiledFunction = family.compile_kernel(kernel)
         return elsewhere
+    if kernel.epilogue:
+        return epilogues.compile_kernel(kernel)
     problem = problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
     arguments = gemm_arguments(problem)

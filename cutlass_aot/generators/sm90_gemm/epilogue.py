@@ -5,56 +5,31 @@ Import it inside a worker only: it imports the DSL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 
-from cutlass_aot.schema.kernels.epilogue import COLUMN, ELEMENT, NUMBER, ROW, Epilogue, EpilogueOperand
-from cutlass_aot.schema.kernels.formula import ACCUMULATOR, evaluate, names_in
+from cutlass_aot.generators import dsl
+from cutlass_aot.schema.kernels.epilogue import (
+    COLUMN,
+    ELEMENT,
+    NUMBER,
+    ROW,
+    STRIDED_COLUMN,
+    STRIDED_ROW,
+    Epilogue,
+    EpilogueOperand,
+)
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, Statement, evaluate, names_in
 
-SQRT_2_OVER_PI = 0.7978845608028654
+VECTOR = 4
+"""Neighbouring elements of a row that are computed at once."""
 
-
-def _maximum(x: Any, y: Any) -> Any:
-    return cute.where(x > y, x, y)
-
-
-def _minimum(x: Any, y: Any) -> Any:
-    return cute.where(x < y, x, y)
-
-
-def _relu(x: Any) -> Any:
-    """0 for NaN, as docs/reference/epilogues.md says."""
-    return _maximum(x, _like(x, 0.0))
-
-
-def _sigmoid(x: Any) -> Any:
-    return 1.0 / (1.0 + cute.math.exp(-x))
-
-
-def _gelu(x: Any) -> Any:
-    """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))), as the operators package has it."""
-    return 0.5 * x * (1.0 + cute.math.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))
-
-
-def _hardswish(x: Any) -> Any:
-    return x * _minimum(_maximum(x + 3.0, _like(x, 0.0)), _like(x, 6.0)) / 6.0
-
-
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "exp": cute.math.exp,
-    "gelu": _gelu,
-    "hardswish": _hardswish,
-    "maximum": _maximum,
-    "minimum": _minimum,
-    "relu": _relu,
-    "sigmoid": _sigmoid,
-    "silu": lambda x: x * _sigmoid(x),
-    "tanh": cute.math.tanh,
-}
-"""Functions of a formula, on vectors of f32."""
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf}
+"""The value of each reduction that changes nothing."""
 
 
 def results(epilogue: Epilogue, total: Any, operands: Sequence[Any], at: tuple[Any, Any, Any]) -> list[Any]:
@@ -69,31 +44,31 @@ def results(epilogue: Epilogue, total: Any, operands: Sequence[Any], at: tuple[A
     for operand, given in zip(epilogue.operands, operands, strict=True):
         if operand.name in read:
             values[operand.name] = _loaded(operand, given, total, at)
-    return [
-        evaluate(statement.expression, values, FUNCTIONS, lambda number: _like(total, number))
-        for statement in statements
-    ]
+    truths = {operand.name for operand in epilogue.operands if operand.dtype == "bool"}
+    functions = dsl.EPILOGUE_FUNCTIONS
+    found = []
+    for statement in statements:
+        value = evaluate(statement.expression, values, functions, lambda number: _like(total, number))
+        found.append(functions["!="](value, _like(total, 0.0)) if statement.name in truths else value)
+    return found
 
 
 def _loaded(operand: EpilogueOperand, given: Any, total: Any, at: tuple[Any, Any, Any]) -> Any:
     row, column, batch = at
     if operand.extents == NUMBER:
         return _like(total, given)
-    if operand.extents == ELEMENT:
-        return _like(total, cutlass.Float32(given[0]))
-    if operand.extents == COLUMN:
-        return _like(total, cutlass.Float32(given[row]))
+    if operand.extents in (ELEMENT, COLUMN, STRIDED_COLUMN):
+        place = {ELEMENT: 0, COLUMN: row, STRIDED_COLUMN: (row, 0)}[operand.extents]
+        return _like(total, cutlass.Float32(given[place]))
     count = cute.size(total.shape)
-    offset = column if operand.extents == ROW else cute.crd2idx((batch, row, column), given.layout)
     loaded = cute.make_rmem_tensor(count, given.element_type)
-    cute.autovec_copy(neighbours(given, offset, count), loaded)
+    if operand.extents == STRIDED_ROW:
+        for index in range(count):
+            loaded[index] = given[column + index, 0]
+    else:
+        offset = column if operand.extents == ROW else cute.crd2idx((batch, row, column), given.layout)
+        cute.autovec_copy(neighbours(given, offset, count), loaded)
     return loaded.load().to(cutlass.Float32)
-
-
-def stored(epilogue: Epilogue, operands: Sequence[Any]) -> list[Any]:
-    """The matrices that the statements after D store into."""
-    by_name = {operand.name: given for operand, given in zip(epilogue.operands, operands, strict=True)}
-    return [by_name[statement.name] for statement in epilogue.statements[1:]]
 
 
 def store(tensor: Any, at: tuple[Any, Any, Any], values: Any) -> None:
@@ -113,3 +88,101 @@ def neighbours(tensor: Any, offset: Any, count: int) -> Any:
 
 def _like(total: Any, number: Any) -> Any:
     return cute.full_like(total, number, cutlass.Float32)
+
+
+# ---- reductions ------------------------------------------------------------------------------------------
+
+# A thread combines what it has of a row, a column or all; threads of a warp that have others of the same
+# combine theirs; one of them combines the result with memory.
+
+
+def by_name(epilogue: Epilogue | None, operands: Sequence[Any]) -> dict[str, tuple[EpilogueOperand, Any]]:
+    """The operands of an epilogue and what is given for them."""
+    if epilogue is None:
+        return {}
+    names = (operand.name for operand in epilogue.operands)
+    return dict(zip(names, zip(epilogue.operands, operands, strict=True), strict=True))
+
+
+def reductions(epilogue: Epilogue | None) -> Iterator[tuple[Statement, tuple[str | int, ...]]]:
+    """The statements that are reductions, in their order, with the extents of their destinations."""
+    if epilogue is not None:
+        extents = {operand.name: operand.extents for operand in epilogue.operands}
+        for statement in epilogue.statements:
+            if statement.reduction:
+                yield statement, extents[statement.name]
+
+
+def partial_results(epilogue: Epilogue | None, rows: int) -> tuple[Any, ...]:
+    """Registers for what a thread reduces: for each reduction so many rows, :data:`VECTOR` columns or one."""
+    found = []
+    for statement, extents in reductions(epilogue):
+        count = {COLUMN: rows, ROW: VECTOR, ELEMENT: 1}[extents]
+        found.append(cute.make_rmem_tensor(count, cutlass.Float32))
+        found[-1].fill(NEUTRAL[statement.reduction])
+    return tuple(found)
+
+
+def take(epilogue: Epilogue, partial: tuple[Any, ...], values: Sequence[Any], row: int) -> None:
+    """Combine the statements' values for some neighbours, of one of a thread's rows, with what it has."""
+    reduced = [value for value, of in zip(values, epilogue.statements, strict=True) if of.reduction]
+    for (statement, extents), kept, value in zip(reductions(epilogue), partial, reduced, strict=True):
+        elements = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
+        elements.store(value)
+        for index in range(VECTOR):
+            place = {COLUMN: row, ROW: index, ELEMENT: 0}[extents]
+            kept[place] = combined(statement.reduction, kept[place], elements[index])
+
+
+def combined(reduction: str, one: Any, other: Any) -> Any:
+    """Two values as one; of a value that is not a number and another, ``max`` and ``min`` give the other."""
+    if reduction == "sum":
+        return one + other
+    return cute.arch.fmax(one, other) if reduction == "max" else cute.arch.fmin(one, other)
+
+
+def flush(
+    epilogue: Epilogue,
+    partial: tuple[Any, ...],
+    operands: Sequence[Any],
+    kept: tuple[str | int, ...],
+    sharing: Sequence[int],
+    places: Sequence[tuple[Any, Any]],
+) -> None:
+    """Combine the reductions whose destinations have the extents ``kept`` with memory, and start anew.
+
+    ``sharing`` are the bits of the numbers of the lanes that have others of the same elements; all lanes come
+    here. ``places`` are, for each register of a reduction, its place in memory, and whether there is one.
+    """
+    given = by_name(epilogue, operands)
+    leads = cutlass.Boolean(cute.arch.lane_idx() & sum(sharing) == 0)
+    for (statement, extents), registers in zip(reductions(epilogue), partial, strict=True):
+        if extents == kept:
+            destination = given[statement.name][1]
+            for index, (place, exists) in enumerate(places):
+                value = registers[index]
+                for bit in sharing:
+                    other = cute.arch.shuffle_sync_bfly(value, bit)
+                    value = combined(statement.reduction, value, other)
+                combine_in_memory(statement.reduction, destination.iterator + place, value, leads & exists)
+                registers[index] = cutlass.Float32(NEUTRAL[statement.reduction])
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def combine_in_memory(reduction: cutlass.Constexpr, destination: Any, value: Any, if_: Any) -> None:
+    """Combine a value with one in memory, atomically, if ``if_`` holds.
+
+    The order of floating numbers is that of their bits as signed integers if they are not negative, and the
+    reverse of that as unsigned ones if they are; -0 counts as below 0. Source: IEEE 754, section 3.4.
+    """
+    if if_:
+        if cutlass.const_expr(reduction == "sum"):
+            cute.arch.atomic_add(destination, value)
+        elif cutlass.const_expr(reduction == "max"):
+            cute.arch.atomic_fmax(destination, value)
+        else:
+            bits = value.bitcast(cutlass.Int32)
+            if bits < 0:
+                cute.arch.atomic_max(destination, bits.bitcast(cutlass.Uint32))
+            else:
+                cute.arch.atomic_min(destination, bits)

@@ -35,7 +35,8 @@ from cutlass_aot.generators.sm90_gemm.plan import (
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.epilogue import ELEMENT, MATRIX, NUMBER, Epilogue, EpilogueOperand
+from cutlass_aot.schema.kernels.epilogue import COLUMN, MATRIX, NUMBER, ROW, Epilogue, EpilogueOperand
+from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
@@ -54,11 +55,11 @@ INPUTS = {
     "f8e4m3": ("bf16", "f16", "f32"),
 }
 """Element types of A and B, each with those of the output."""
+FUSED_OUTPUTS = tuple(dtype for dtype in EPILOGUE_DTYPES if dtype != "bool")
+"""Element types of the output after an epilogue, whatever A and B are."""
 LAYOUTS = ("tnt", "ttt")
 SCALES = (ScaleRequest("f32", SCALED_BLOCK), ScaleRequest("f32", SCALED_BLOCK, across=SCALED_BLOCK))
 """Scale factors of FP8 operands: A has one for each row and 128 of K, B one for 128 columns and 128 of K."""
-EPILOGUE_DTYPES = ("bf16", "f16", "f32")
-"""Element types of an epilogue's operands."""
 
 _GROUPS = {GROUPED: CONTIGUOUS, MASKED: plan.MASKED}
 """How groups lie, by operation."""
@@ -360,6 +361,7 @@ class Sm90Gemm:
     operations = ("gemm", GROUPED, MASKED)
     modules = (
         "cutlass_aot.generators.dsl",
+        "cutlass_aot.generators.epilogue_functions",
         "cutlass_aot.generators.gemm",
         "cutlass_aot.generators.sm90_gemm.generator",
         "cutlass_aot.generators.sm90_gemm.epilogue",
@@ -427,26 +429,21 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
 def _epilogue_constraint(operand: EpilogueOperand) -> OperandConstraint:
     matrix, number = operand.extents == MATRIX, operand.extents == NUMBER
     bytes_ = DTYPES[operand.dtype].bytes
+    in_vectors = matrix or (operand.extents in (ROW, COLUMN) and not operand.written)
     return OperandConstraint(
         name=operand.name,
         dtype=operand.dtype,
         extents=operand.extents,
         contiguous=0 if number else -1,
         divisibility=_ALIGNMENT // bytes_ if matrix else 1,
-        alignment=bytes_ if operand.extents in (NUMBER, ELEMENT) else _ALIGNMENT,
+        alignment=_ALIGNMENT if in_vectors else bytes_,
         written=operand.written,
     )
 
 
 def _fusible(epilogue: Epilogue) -> bool:
-    """Whether the kernel can compute an epilogue: no reductions, matrices row-major."""
-    return all(
-        operand.dtype in EPILOGUE_DTYPES
-        and operand.layout in ("", "t")
-        and not operand.transport
-        and (operand.extents == MATRIX or not operand.written)
-        for operand in epilogue.operands
-    )
+    """Whether the kernel can compute an epilogue: matrices row-major, and no transports to choose from."""
+    return all(operand.layout in ("", "t") and not operand.transport for operand in epilogue.operands)
 
 
 def _offered(problem: Problem, target: str) -> Iterator[_Design]:
@@ -457,7 +454,8 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     ):
         return
     a, b, out = problem.dtypes
-    if a not in INPUTS or b != a or out not in INPUTS[a] or problem.accumulator != "f32":
+    outputs = INPUTS.get(a, ()) if problem.epilogue is None else FUSED_OUTPUTS
+    if a not in INPUTS or b != a or out not in outputs or problem.accumulator != "f32":
         return
     bits = DTYPES[a].bits
     # Tensor cores take 8-bit operands with their elements contiguous along K alone.

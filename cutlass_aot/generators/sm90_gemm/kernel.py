@@ -17,6 +17,8 @@ Import it inside a worker only: it imports the DSL. docs/internals/sm90-gemm.md 
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import cutlass
@@ -27,6 +29,7 @@ from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.utils import LayoutEnum
 from cutlass.utils import hopper_helpers as hopper
 
+from cutlass_aot.generators import dsl
 from cutlass_aot.generators.sm90_gemm import epilogue as fused
 from cutlass_aot.generators.sm90_gemm.plan import (
     ALIGNMENT,
@@ -40,12 +43,19 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     WARPS,
     whole_groups,
 )
+from cutlass_aot.schema.kernels.epilogue import COLUMN, ELEMENT, ROW
 
 LOADS = 6
 """Vectors of results that a thread loads before it stores the first."""
 
 STORES = 8
 """Vectors of results that the threads of a warp exchange before they store the first."""
+
+SAME_ROW, SAME_COLUMN = (1, 2), (4, 8, 16)
+"""Bits of the numbers of the lanes that store elements of the same rows, and of the same columns."""
+
+ALL_OF_IT = ((0, True),)
+"""Where the reduction of all elements lies, and that it is there."""
 
 RESULTS_BARRIER = 1
 """Named barrier of the warp groups that compute."""
@@ -805,6 +815,9 @@ def store_sums(
     row_offset, row_count = stored_part(row, first_row, own_row, rows)
     column_offset, column_count = stored_part(column, first_column, own_column, columns)
     todo = pieces(plan)
+    # The rows of which this thread has some, and what it has reduced of them.
+    own_rows = sorted({more_rows for *_, more_rows, _ in todo})
+    partial = fused.partial_results(epilogue, len(own_rows))
     for begin in cutlass.range_constexpr(0, len(todo), STORES):
         # The threads exchange what several vectors need before any is stored: an exchange takes long.
         pending = []
@@ -815,9 +828,22 @@ def store_sums(
             if cutlass.const_expr(plan.swap):
                 one, two = transposed(one), transposed(two)
             pending.append((inside, at, four_neighbours(one, two, lane % 2 == 1)))
-        for inside, at, result in pending:
+        for place in cutlass.range_constexpr(len(pending)):
+            inside, at, result = pending[place]
+            _, _, more_rows, more_columns = todo[begin + place]
+            # Bound here: in the branch, the number would be one that is known at run time alone.
+            emit_in_row = functools.partial(emit, row=own_rows.index(more_rows))
             if inside:
-                emit(result.load(), at, out, operands, epilogue)
+                emit_in_row(result.load(), at, out, operands, epilogue, partial)
+            ends = place + 1 == len(pending) or todo[begin + place + 1][3] != more_columns
+            if cutlass.const_expr(len(partial) > 0 and ends):
+                columns_are = column_offset + more_columns < column_count
+                across = [(at[1] + index, columns_are) for index in range(fused.VECTOR)]
+                fused.flush(epilogue, partial, operands, ROW, SAME_COLUMN, across)
+    if cutlass.const_expr(len(partial) > 0):
+        down = [(first_row + (row + more), row_offset + more < row_count) for more in own_rows]
+        fused.flush(epilogue, partial, operands, COLUMN, SAME_ROW, down)
+        fused.flush(epilogue, partial, operands, ELEMENT, (*SAME_ROW, *SAME_COLUMN), ALL_OF_IT)
 
 
 def stored_part(place: Any, first: Any, own: Any, extent: Any) -> tuple[Any, Any]:
@@ -910,14 +936,28 @@ def move_matrix(word: Any, *, loc: Any = None, ip: Any = None) -> Any:
     )
 
 
-def emit(result: Any, at: tuple[Any, Any, Any], out: Any, operands: Any, epilogue: cutlass.Constexpr) -> None:
-    """Store neighbouring results of a row, or what the epilogue makes of sums."""
+def emit(
+    result: Any,
+    at: tuple[Any, Any, Any],
+    out: Any,
+    operands: Any,
+    epilogue: cutlass.Constexpr,
+    partial: Any,
+    row: int = 0,
+) -> None:
+    """Store neighbouring results of a row, or store and reduce what the epilogue makes of sums.
+
+    ``partial`` is what this thread has reduced, ``row`` the place of the row in it.
+    """
     if epilogue is None:
         fused.store(out, at, result)
         return
-    targets = (out, *fused.stored(epilogue, operands))
-    for target, value in zip(targets, fused.results(epilogue, result, operands, at), strict=True):
-        fused.store(target, at, value)
+    values = fused.results(epilogue, result, operands, at)
+    given = fused.by_name(epilogue, operands)
+    for statement, value in zip(epilogue.statements, values, strict=True):
+        if not statement.reduction:
+            fused.store(given[statement.name][1] if statement.name in given else out, at, value)
+    fused.take(epilogue, partial, values, row)
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -1012,6 +1052,10 @@ def finish(
     along = (tile_m if plan.swap else width) // vector
     vectors = tile_m * width // vector // plan.split
     turns = (vectors + threads - 1) // threads
+    partial = fused.partial_results(epilogue, 1)
+    # As many neighbouring lanes as a power of two have elements of the same row of the output.
+    neighbours = math.gcd(WARP, math.gcd(along, vectors))
+    same_row = [1 << bit for bit in range(neighbours.bit_length() - 1)]
     if cutlass.const_expr(plan.split == 1 and not plan.swap and plan.staged_bits == 32):
         # The many places of wide results are the same for each tile. They are worked out anew: kept, they
         # would take the registers of the sums.
@@ -1039,7 +1083,14 @@ def finish(
             )
         for inside, at, result in pending:
             if inside:
-                emit(result, at, out, operands, epilogue)
+                emit(result, at, out, operands, epilogue, partial)
+            if cutlass.const_expr(len(partial) > 0):
+                row_is = (at[0] >= own_row) & (at[0] < rows) & (batch < batches)
+                fused.flush(epilogue, partial, operands, COLUMN, same_row, [(at[0], row_is)])
+                across = [(at[1] + index, inside) for index in range(plan.vector)]
+                fused.flush(epilogue, partial, operands, ROW, (), across)
+    if cutlass.const_expr(len(partial) > 0):
+        fused.flush(epilogue, partial, operands, ELEMENT, (*SAME_ROW, *SAME_COLUMN), ALL_OF_IT)
 
 
 def settled(value: Any) -> Any:
@@ -1130,6 +1181,7 @@ def gemm(
         *operands, groups = operands
         if cutlass.const_expr(plan.groups == CONTIGUOUS):
             a, out = one_batch(a), one_batch(out)
+    operands = [dsl.as_bytes(operand) for operand in operands]
     left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
     right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))
     batches, rows, columns = out.shape

@@ -9,10 +9,10 @@ from functools import lru_cache, partial
 
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.formula import (
-    OPERATORS,
     Constant,
     Expression,
     Name,
+    application,
     names_in,
     parse_expression,
 )
@@ -88,8 +88,8 @@ def _steps(text: str) -> tuple[tuple[Callable[..., float], tuple[int, ...]], ...
         elif isinstance(node, Constant):
             step = (partial(_constant, float(node.value)), ())
         else:
-            function = OPERATORS.get(node.operation) or _CALLED[node.operation]
-            step = (partial(_applied, function), tuple(place(argument) for argument in node.arguments))
+            function, arguments = application(node, _CALLED)
+            step = (partial(_applied, function), tuple(map(place, arguments)))
         steps.append(step)
         return places.setdefault(node, len(steps) - 1)
 

@@ -53,6 +53,8 @@ _ALL = (
     DType("i32", 32, (0, 32), "int32", "Int32"),
     DType("i8", 8, (0, 8), "int8", "Int8"),
     DType("u8", 8, (1, 8), "uint8", "Uint8"),
+    # A byte that is 0 or 1.
+    DType("bool", 8, (6, 8), "bool", "Boolean"),
     DType("i4", 4, (0, 4), "", "Int4"),
 )
 

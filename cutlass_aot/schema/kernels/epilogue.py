@@ -23,19 +23,23 @@ from cutlass_aot.schema.words import did_you_mean
 MATRIX: tuple[str | int, ...] = ("L", "M", "N")
 ROW: tuple[str | int, ...] = ("N",)
 COLUMN: tuple[str | int, ...] = ("M",)
+STRIDED_ROW: tuple[str | int, ...] = ("N", 1)
+STRIDED_COLUMN: tuple[str | int, ...] = ("M", 1)
 ELEMENT: tuple[str | int, ...] = (1,)
 NUMBER: tuple[str | int, ...] = ()
 
 EXTENTS: Mapping[str, tuple[str | int, ...]] = {
-    "MN": MATRIX, "LMN": MATRIX, "N": ROW, "M": COLUMN, "1": ELEMENT, "": NUMBER,
+    "MN": MATRIX, "LMN": MATRIX, "N": ROW, "M": COLUMN, "N1": STRIDED_ROW, "M1": STRIDED_COLUMN, "1": ELEMENT,
+    "": NUMBER,
 }  # fmt: skip
 """Names in a manifest of an operand's extents: a matrix (with or without the batch), a vector along N or M,
-one element in the GPU's memory, a number that is passed by value."""
+one along N or M as a column of a matrix, with any stride, one element in the GPU's memory, a number that is
+passed by value."""
 
 TRANSPORTS = ("tma", "sync_gmem_load", "async_gmem_load", "sync_gmem_store")
 """How a matrix or a vector moves between global memory and registers; ``tma`` is the default."""
 
-DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8")
+DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8", "bool")
 """Element types of an epilogue's operands."""
 
 LOADS = TRANSPORTS[:3]
@@ -206,6 +210,11 @@ def _output(operand: EpilogueOperand, statement: Statement) -> EpilogueOperand:
             raise ManifestError(
                 f"{where}.extents: {operand.name} is less than a matrix, so its right side has to be sum(), "
                 f"max() or min() of something: found `{statement}`"
+            )
+        if operand.extents in (STRIDED_ROW, STRIDED_COLUMN):
+            raise ManifestError(
+                f"{where}.extents: the destination of a reduction is contiguous: expected "
+                f'"{operand.extents[0]}"'
             )
         if operand.dtype != "f32" or operand.transport:
             raise ManifestError(

@@ -3,8 +3,8 @@
 A formula is statements such as ``F = alpha * accum; D = relu(F + bias)``, separated by semicolons or line
 ends. It is parsed with :mod:`ast` and never run. Two texts have the same canonical text if they differ only
 in white space, redundant parentheses, names of temporaries, the order of statements, the order of the two
-operands of a ``+`` or ``*``, or the spelling of a number. Nothing is reassociated or distributed:
-``(x + y) + z`` and ``x + (y + z)`` round differently.
+operands of a ``+``, ``*``, ``==`` or ``!=``, or the spelling of a number. Nothing is reassociated or
+distributed: ``(x + y) + z`` and ``x + (y + z)`` round differently.
 """
 
 from __future__ import annotations
@@ -29,10 +29,22 @@ OUT = "D"
 """Name of the GEMM's own output."""
 
 FUNCTIONS = {
-    "exp": 1, "gelu": 1, "hardswish": 1, "maximum": 2, "minimum": 2, "relu": 1, "sigmoid": 1, "silu": 1,
-    "tanh": 1,
+    "abs": 1, "clamp": 3, "cos": 1, "erf": 1, "exp": 1, "gelu": 1, "hardswish": 1, "log": 1, "maximum": 2,
+    "minimum": 2, "relu": 1, "rotate_every_two": 1, "round": 1, "rsqrt": 1, "sigmoid": 1, "silu": 1, "sin": 1,
+    "softplus": 1, "sqrt": 1, "tanh": 1, "where": 3,
 }  # fmt: skip
-"""Elementwise functions, with their number of arguments."""
+"""Functions of elements, with their number of arguments."""
+
+ROTATION = "rotate_every_two"
+"""The function that reads a neighbour: of each two columns (x, y), counted from the first, (-y, x)."""
+
+POWER = "**"
+
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+"""Operators whose result is 1 where they hold, else 0."""
+
+CALLED = {**FUNCTIONS, **dict.fromkeys((POWER, *COMPARISONS), 2)}
+"""What :func:`evaluate` calls of its ``functions`` for an epilogue, with the number of arguments."""
 
 REDUCTIONS = ("sum", "max", "min")
 """Functions of whole rows, columns or matrices; each can only be a statement's whole right side."""
@@ -53,16 +65,29 @@ MAX_SHOWN = 100
 """Characters of a statement that an error shows."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
-_ALLOWED = re.compile(r"[A-Za-z0-9_+\-*/().,=;\s]*", re.ASCII)
-_BINARY: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3}
-_COMMUTATIVE = "+*"
-OPERATORS: dict[str, Callable[..., Any]] = {
+_ALLOWED = re.compile(r"[A-Za-z0-9_+\-*/<>!().,=;\s]*", re.ASCII)
+_ASSIGNMENT = re.compile(r"(?<![<>=!])=(?!=)")
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: POWER,
+}  # fmt: skip
+_COMPARED: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+}  # fmt: skip
+_PRECEDENCE = {**dict.fromkeys(COMPARISONS, 0), "+": 1, "-": 1, "*": 2, "/": 2, "neg": 3, POWER: 4}
+_COMMUTATIVE = ("+", "*", "==", "!=")
+_OPERATORS: dict[str, Callable[..., Any]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "/": operator.truediv,
     "neg": operator.neg,
+}
+# As torch.pow has them, exactly: a general power takes many times as long.
+_POWERS: dict[float, Callable[[Any], Any]] = {
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -1.0: lambda x: 1.0 / x,
+    -2.0: lambda x: 1.0 / (x * x),
 }
 
 
@@ -87,8 +112,9 @@ class Apply:
     """An operator or a function of :data:`FUNCTIONS`, applied.
 
     Attributes:
-        operation: ``+``, ``-``, ``*``, ``/``, ``neg`` (one argument) or a function's name.
-        arguments: in canonical order for ``+`` and ``*``.
+        operation: ``+``, ``-``, ``*``, ``/``, ``neg`` (one argument), ``**``, one of :data:`COMPARISONS` or a
+            function's name.
+        arguments: in canonical order for ``+``, ``*``, ``==`` and ``!=``.
         size: number of operations, names and numbers.
         depth: number of nested operations.
     """
@@ -136,6 +162,23 @@ def names_in(expression: Expression) -> frozenset[str]:
     return frozenset().union(*(names_in(argument) for argument in expression.arguments))
 
 
+def operations_in(expression: Expression) -> frozenset[str]:
+    """The operators and functions of an expression."""
+    if not isinstance(expression, Apply):
+        return frozenset()
+    return frozenset((expression.operation,)).union(*map(operations_in, expression.arguments))
+
+
+def application(
+    node: Apply, functions: Mapping[str, Callable[..., Any]]
+) -> tuple[Callable[..., Any], tuple[Expression, ...]]:
+    """What an operation calls, and on which of its arguments; ``functions`` are those of :func:`evaluate`."""
+    power = _POWERS.get(_exponent(node))
+    if power is not None:
+        return power, node.arguments[:1]
+    return _OPERATORS.get(node.operation) or functions[node.operation], node.arguments
+
+
 def evaluate(
     expression: Expression,
     values: Mapping[str, Any],
@@ -145,8 +188,8 @@ def evaluate(
     """Compute an expression with values of any library that have ``+ - * /`` and unary minus.
 
     ``values`` of the accumulator and the operands have shapes that broadcast, ``functions`` are those of
-    :data:`FUNCTIONS` that the expression uses, and ``constant`` converts a number. A repeated subexpression
-    is computed once.
+    :data:`CALLED` that the expression uses, and ``constant`` converts a number. A repeated subexpression
+    is computed once. Powers of 2, 3, -1 and -2 are products and quotients.
     """
     known: dict[Expression, Any] = {}
 
@@ -157,11 +200,17 @@ def evaluate(
             elif isinstance(node, Constant):
                 known[node] = constant(node.value)
             else:
-                apply = OPERATORS.get(node.operation) or functions[node.operation]
-                known[node] = apply(*(value(argument) for argument in node.arguments))
+                apply, arguments = application(node, functions)
+                known[node] = apply(*(value(argument) for argument in arguments))
         return known[node]
 
     return value(expression)
+
+
+def _exponent(node: Apply) -> float:
+    """The exponent of a power, if it is a number; else NaN."""
+    last = node.arguments[-1]
+    return last.value if node.operation == POWER and isinstance(last, Constant) else math.nan
 
 
 def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
@@ -215,7 +264,7 @@ def parse_expression(text: str, functions: Mapping[str, int], what: str) -> Expr
     if not text.strip():
         raise ManifestError(f"{what}: empty, expected one expression")
     statements = _split(text, what)
-    if len(statements) > 1 or "=" in statements[0]:
+    if len(statements) > 1 or _ASSIGNMENT.search(statements[0]):
         raise ManifestError(f"{what}: found {text[:MAX_SHOWN]!r}, expected one expression")
     return _Reader(f"{what} = {statements[0]}", {}, functions, what, ()).statement(())[2]
 
@@ -232,15 +281,21 @@ def text_of(expression: Expression) -> str:
     own = _PRECEDENCE[operation]
     if operation == "neg":
         return f"-{_within(arguments[0], own)}"
-    return f"{_within(arguments[0], own)} {operation} {_within(arguments[1], own + 1)}"
+    # A power binds to the right; of comparisons, Python makes chains.
+    left = own + (operation == POWER or operation in COMPARISONS)
+    right = own + (operation != POWER)
+    return f"{_within(arguments[0], left)} {operation} {_within(arguments[1], right)}"
 
 
 def _within(expression: Expression, least: int) -> str:
     """An argument's text, in parentheses if it binds less strongly than ``least``."""
     text = text_of(expression)
-    if isinstance(expression, Apply) and _PRECEDENCE.get(expression.operation, least) < least:
-        return f"({text})"
-    return text
+    own = least
+    if isinstance(expression, Apply):
+        own = _PRECEDENCE.get(expression.operation, least)
+    elif isinstance(expression, Constant) and text.startswith("-") and least > _PRECEDENCE[POWER]:
+        own = _PRECEDENCE["neg"]
+    return f"({text})" if own < least else text
 
 
 def _split(text: str, what: str = "epilogue") -> list[str]:
@@ -251,7 +306,7 @@ def _split(text: str, what: str = "epilogue") -> list[str]:
     if allowed is not None and allowed.end() != len(text):
         raise ManifestError(
             f"{what}: found {text[allowed.end()]!r} after {text[: allowed.end()][-20:]!r}: a formula has "
-            "names, numbers, + - * / ( ) , = and ;"
+            "names, numbers, + - * / ** < > ! ( ) , = and ;"
         )
     statements, depth, current = [], 0, ""
     for character in text:
@@ -279,7 +334,7 @@ class _Reader:
         self,
         source: str,
         known: Mapping[str, Expression],
-        functions: Mapping[str, int] = FUNCTIONS,
+        functions: Mapping[str, int] = CALLED,
         what: str = "epilogue",
         reductions: Collection[str] = REDUCTIONS,
     ) -> None:
@@ -287,6 +342,7 @@ class _Reader:
         self.reductions = reductions
         self.known = known
         self.functions = functions
+        self.named = [name for name in functions if name.isidentifier()]
         self.what = what
         self.substituted: set[str] = set()
         self.read: set[str] = set()
@@ -347,16 +403,32 @@ class _Reader:
             return (
                 Constant(0.0 - operand.value) if isinstance(operand, Constant) else self.apply("neg", operand)
             )
-        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-            return self.binary(
-                _BINARY[type(node.op)], self.expression(node.left), self.expression(node.right)
-            )
+        if isinstance(node, ast.BinOp):
+            operation = _BINARY.get(type(node.op), "")
+            if operation in _OPERATORS or operation in self.functions:
+                return self.binary(operation, self.expression(node.left), self.expression(node.right))
+        if isinstance(node, ast.Compare) and not set(COMPARISONS).isdisjoint(self.functions):
+            return self.comparison(node)
         if isinstance(node, ast.Call):
             return self.call(node)
+        symbols = [*"+-*/", *(name for name in self.functions if name not in self.named)]
         raise self.error(
-            f"{ast.unparse(node)!r} is not allowed: expected names, numbers, + - * /, and "
-            + ", ".join(self.functions)
+            f"{ast.unparse(node)!r} is not allowed: expected names, numbers, {' '.join(symbols)}, and "
+            + ", ".join(self.named)
         )
+
+    def comparison(self, node: ast.Compare) -> Expression:
+        if len(node.ops) > 1:
+            raise self.error(
+                f"{ast.unparse(node)!r} is a chain of comparisons: write a product of them, such as "
+                "(0 < x) * (x < 1)"
+            )
+        operation = _COMPARED.get(type(node.ops[0]))
+        if operation is None:
+            raise self.error(
+                f"{ast.unparse(node)!r} is not allowed: expected one of {', '.join(COMPARISONS)}"
+            )
+        return self.binary(operation, self.expression(node.left), self.expression(node.comparators[0]))
 
     def name(self, name: str) -> Expression:
         if name in self.known:
@@ -395,10 +467,10 @@ class _Reader:
                 f"{function}() can only be all of the right side of an output: `total = {function}(...)`; of "
                 "two elements, maximum() and minimum()"
             )
-        if function not in self.functions:
+        if function not in self.named:
             raise self.error(
-                f"unknown function {function!r}: expected one of {', '.join(self.functions)}"
-                + did_you_mean(function, self.functions)
+                f"unknown function {function!r}: expected one of {', '.join(self.named)}"
+                + did_you_mean(function, self.named)
             )
         if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
             raise self.error(f"{function}() takes expressions alone, without names or stars")

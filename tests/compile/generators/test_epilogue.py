@@ -31,6 +31,7 @@ SHAPES = {
     ("L", "M", "N"): (1, M, N),
     ("N",): (N,),
     ("M",): (M,),
+    ("N", 1): (N, 1),
     (1,): (1,),
 }
 
@@ -91,6 +92,45 @@ G = {{ extents = "MN", dtype = "bf16", transport = "sync_gmem_store" }}
 generator = "cutlass.operators"
 targets = ["sm_100a"]
 ab = "bf16"
+epilogue = '''
+t = softplus(accum) + log(abs(accum)) * rsqrt(bytes + 1) + erf(accum) * sqrt(abs(accum))
+D = where(mask, clamp(t, -2, 2) ** 3, round(t) * (accum >= 0.5)) * cosine + rotate_every_two(accum)
+positive = t > 0
+'''
+tile = "128x128"
+cluster = "1x1"
+max_per_group = 1
+[kernels.operands]
+mask = {{ extents = "MN", dtype = "bool" }}
+bytes = {{ extents = "MN", dtype = "u8" }}
+cosine = {{ extents = "N1" }}
+positive = {{ extents = "MN", dtype = "bool" }}
+
+[[kernels]]
+generator = "cutlass.operators"
+targets = ["sm_100a"]
+ab = "f4e2m1"
+out = "bf16"
+scale = {{ dtype = "f8e4m3", block = 16 }}
+epilogue = "D = silu(alpha * accum) * beta"
+tile = "128x64"
+cluster = "2x1"
+max_per_group = 1
+
+[[kernels]]
+generator = "cutlass.operators"
+targets = ["sm_100a"]
+operation = "grouped_gemm"
+ab = "bf16"
+epilogue = "D = silu(alpha * accum)"
+tile = "128x128"
+cluster = "1x1"
+max_per_group = 1
+
+[[kernels]]
+generator = "cutlass.operators"
+targets = ["sm_100a"]
+ab = "bf16"
 epilogue = "D = accum"
 tile = "128x128"
 cluster = "1x1"
@@ -139,15 +179,30 @@ def operands_of(handle, **shapes):
 
 def test_each_runs_on_the_tensor_cores_without_spilling(bundle, root):
     epilogues = {handle.kernel.epilogue for handle in bundle.kernels()}
-    assert len(epilogues) == 4
+    assert len(epilogues) == 7
     assert "" in epilogues
     objects = {handle.entry.object_sha256 for handle in bundle.kernels()}
     for handle in bundle.kernels():
         assert handle.facts.spill_bytes == 0
         assert handle.facts.cubin_target == handle.target
     texts = [disassemble(data) for path, data in blobs(root / "store") if path.name.split(".")[0] in objects]
-    assert len(texts) == 4
-    assert all(re.search(r"\bUTC[HQ]MMA\b", text) for text in texts)
+    assert len(texts) == 7
+    assert all(re.search(r"\bUTC[HQO]MMA\b", text) for text in texts)
+
+
+@pytest.mark.parametrize("family", ["PersistentDenseBlockScaledGemm", "ContiguousOffset2D3DGemmDense"])
+def test_an_epilogue_of_numbers_is_computed_before_the_result_is_rounded(bundle, root, family):
+    (handle,) = (handle for handle in bundle.kernels() if handle.design["family"] == family)
+    (data,) = (
+        data for path, data in blobs(root / "store") if path.name.split(".")[0] == handle.entry.object_sha256
+    )
+    code = disassemble(data)
+    # Each pair of results is rounded once, behind the multiplications by what the call gave.
+    rounded = len(re.findall(r"\bF2FP\.BF16\.F32\.PACK_AB\b", code))
+    assert rounded
+    assert len(re.findall(r"\bMUFU\.EX2\b", code)) == 2 * rounded
+    multiplied = [found.start() for found in re.finditer(r"\bFMUL2?\b", code)]
+    assert multiplied[0] < code.index("F2FP.BF16")
 
 
 def test_an_epilogue_is_found_by_its_operands_and_by_its_formula(bundle):
@@ -220,6 +275,20 @@ def test_what_moves_in_whole_tiles_says_so(bundle):
     given = operands_of(handle, **shapes)
     assert "expected extent M divisible by 128, got 200" in handle.supports(*given).reason
     with pytest.raises(ValueError, match="divisible"):
+        compiled_function(handle)(*given)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("bool", RuntimeError), ("u8", ValueError), ("i8", ValueError)])
+def test_a_mask_is_of_bool_to_compiled_code_too(bundle, dtype, error):
+    handle = kernel_with(bundle, "mask")
+    m, n = 256, 384  # whole tiles, for the vector with a stride
+    shapes = {"a": (1, m, K), "b": (1, K, n), "cosine": (n, 1)}
+    shapes |= dict.fromkeys(("out", "mask", "bytes", "positive"), (1, m, n))
+    given = operands_of(handle, **shapes)
+    place = [operand.name for operand in handle.kernel.operands].index("mask")
+    given[place] = ClaimsCuda(aligned((1, m, n), numpy.dtype("u1")), dtype)
+    assert bool(handle.supports(*given)) is (dtype == "bool")
+    with pytest.raises(error, match=r"NVIDIA driver|Mismatched"):
         compiled_function(handle)(*given)
 
 

@@ -37,6 +37,18 @@ EPILOGUE = parse_epilogue(
         "scale": {"dtype": "f32", "extents": "M"},
     },
 )
+REDUCTIONS = parse_epilogue(
+    "t = where(mask, accum * scale, softplus(accum)); D = clamp(t, -448, 448); positive = t > 0; "
+    "rows = sum(t); columns = min(t); amax = max(abs(t))",
+    {
+        "mask": {"dtype": "bool", "extents": "MN"},
+        "positive": {"dtype": "bool", "extents": "MN"},
+        "scale": {"dtype": "bf16", "extents": "N1"},
+        "rows": {"extents": "M"},
+        "columns": {"extents": "N"},
+        "amax": {"extents": "1"},
+    },
+)
 FP8 = ("f8e4m3", "f8e4m3", "bf16")
 CASES = (
     # Exchanged operands, a sum over a cluster, two blocks a multiprocessor.
@@ -62,6 +74,15 @@ CASES = (
     (
         Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
         "192x144x64", "1x2x1", True,
+    ),
+    # Reductions, and an output of FP8: from registers, and from the shared memory of a cluster.
+    (
+        Problem("gemm", ("bf16", "bf16", "f8e4m3"), "tnt", "f32", epilogue=REDUCTIONS),
+        "128x144x64", "1x1x1", True,
+    ),
+    (
+        Problem("gemm", ("f8e4m3", "f8e4m3", "f8e4m3"), "tnt", "f32", epilogue=REDUCTIONS),
+        "8x64x256", "1x1x4", False,
     ),
     # Scale factors: products of two tiles along K at once; twice 64 rows one after the other; two blocks a
     # multiprocessor that hand over registers; few rows.
@@ -150,6 +171,19 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
         # instructions in flight, it writes one of each for every instruction.
         assert code["WARPGROUP.ARRIVE"] == 1, kernel.name
         assert code["WARPGROUP.DEPBAR"] == 2, kernel.name
+
+
+def test_reductions_are_atomic_operations_after_exchanges_in_a_warp(
+    objects: list[tuple[Kernel, bytes]],
+) -> None:
+    reduced = [(kernel, data) for kernel, data in objects if "amax" in kernel.epilogue]
+    assert len(reduced) == 2
+    for kernel, data in reduced:
+        code = disassemble(data)
+        for operation in ("ADD.F32", "MIN", "MAX"):
+            assert re.search(rf"\bREDG?\.E\.{operation}", code), (kernel.name, operation)
+        assert "F2FP.SATFINITE.E4M3.F32.PACK_AB" in code, kernel.name
+        assert "SHFL.BFLY" in code
 
 
 def _compile_main(folder: Path) -> None:

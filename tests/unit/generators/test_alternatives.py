@@ -12,13 +12,16 @@ from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device_profiles import DeviceProfile, load_profile
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.generators.registry import find
-from cutlass_aot.schema.kernels.epilogue import parse_epilogue
+from cutlass_aot.schema.kernels.epilogue import Epilogue, parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.declared_kernels import scale_rows
 from tests.support.kernels import gemm
 
 SUM = parse_epilogue("D = relu(accum); s = sum(accum)", {"s": {"extents": "M"}})
 COLUMNS = parse_epilogue("D = accum + c", {"c": {"extents": "MN", "layout": "n"}})
+TWO = parse_epilogue(
+    "D = accum + c * d", {key: {"extents": "MN", "transport": "sync_gmem_load"} for key in "cd"}
+)
 BYTES = parse_epilogue("D = accum + c", {"c": {"extents": "N", "dtype": "i8"}})
 
 
@@ -40,18 +43,13 @@ def said(generator: str, dtypes: str, layouts: str = "tnt", accumulator: str = "
         ("sm90_gemm", {"dtypes": "bf16.bf16.f32", "accumulator": "f16"}, "it has some with accumulator f32"),
         (
             "sm90_gemm",
-            {"dtypes": "bf16.bf16.f32", "epilogue": SUM},
-            "it has some without `s = sum(accum)` in the epilogue, or without the epilogue",
-        ),
-        (
-            "sm90_gemm",
             {"dtypes": "bf16.bf16.f32", "epilogue": COLUMNS},
-            "it has some with `c` in layout t, or without the epilogue",
+            "it has some with `c` in layout t, or with `c` as a number, or without the epilogue",
         ),
         (
             "sm90_gemm",
-            {"dtypes": "bf16.bf16.f32", "epilogue": BYTES},
-            "it has some with f32, f16 or bf16 as `c`, or without the epilogue",
+            {"dtypes": "bf16.bf16.f32", "epilogue": TWO},
+            "it has some with numbers alone in the epilogue, or without the epilogue",
         ),
         (
             "sm90_gemm",
@@ -104,6 +102,29 @@ def test_what_a_generator_raises_counts_as_none() -> None:
     problem = Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32")
     words = alternatives(_Picky(), problem, "sm_90a", load_profile("h200"))  # type: ignore[arg-type]
     assert words == "it has some with bf16 as `a`"
+
+
+class _Narrow(_Picky):
+    """Has epilogues whose operands are read, and of f32."""
+
+    def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
+        operands = problem.epilogue.operands if problem.epilogue else ()
+        if any(operand.written or operand.dtype != "f32" for operand in operands):
+            return []
+        return [gemm()] if problem.dtypes == ("bf16", "bf16", "bf16") else []
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "words"),
+    [
+        (SUM, "it has some without `s = sum(accum)` in the epilogue, or without the epilogue"),
+        (BYTES, "it has some with f32 as `c`, or with `c` as a number, or without the epilogue"),
+    ],
+)
+def test_which_change_of_an_epilogue_gives_kernels(epilogue: Epilogue, words: str) -> None:
+    problem = Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=epilogue)
+    found = alternatives(_Narrow(), problem, "sm_90a", load_profile("h200"))  # type: ignore[arg-type]
+    assert found.startswith(words)
 
 
 def test_nothing_at_all() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.kernels.epilogue import Epilogue, canonical_formula, parse_epilogue
 from cutlass_aot.schema.kernels.formula import (
+    COMPARISONS,
     FUNCTIONS,
     MAX_TEXT,
     Apply,
@@ -89,6 +90,21 @@ def test_texts_that_mean_the_same_are_one_epilogue(text):
         ("D = (accum - x) - y", "D = accum - x - y"),
         ("D = accum / (x * y)", "D = accum / (x * y)"),
         ("D = accum / x * y", "D = accum / x * y"),
+        ("D = accum ** (2)", "D = accum ** 2.0"),
+        ("D = -accum ** 2", "D = -accum ** 2.0"),
+        ("D = (-accum) ** -2", "D = (-accum) ** -2.0"),
+        ("D = (-2) ** accum", "D = (-2.0) ** accum"),
+        ("D = accum ** x ** y", "D = accum ** x ** y"),
+        ("D = (accum ** x) ** y", "D = (accum ** x) ** y"),
+        ("D = accum ** (x * y)", "D = accum ** (x * y)"),
+        ("D = (accum * x) ** y", "D = (accum * x) ** y"),
+        ("D = accum ** -x", "D = accum ** (-x)"),
+        ("D = 0 < accum", "D = 0.0 < accum"),
+        ("D = accum*x >= y+1", "D = accum * x >= 1.0 + y"),
+        ("D = (accum == 0) == x", "D = (0.0 == accum) == x"),
+        ("D = x * (accum != 0)", "D = (0.0 != accum) * x"),
+        ("D = (accum < x) < y", "D = (accum < x) < y"),
+        ("D = where(accum > 0, accum, 0)", "D = where(accum > 0.0, accum, 0.0)"),
     ],
 )
 def test_the_canonical_text(text, canonical):
@@ -106,6 +122,11 @@ def test_the_canonical_text(text, canonical):
         ("D = accum * (x + y)", "D = accum * x + accum * y"),
         ("D = maximum(accum, x)", "D = maximum(x, accum)"),
         ("D = accum * 2", "D = accum * 3"),
+        ("D = accum < x", "D = x < accum"),
+        ("D = accum < x", "D = accum <= x"),
+        ("D = accum ** x", "D = x ** accum"),
+        ("D = accum ** 2", "D = accum * accum"),
+        ("D = where(x, accum, y)", "D = where(x, y, accum)"),
     ],
 )
 def test_what_may_compute_something_else_is_another_epilogue(one, other):
@@ -128,7 +149,10 @@ def test_what_may_compute_something_else_is_another_epilogue(one, other):
         ("D.x = accum", "expected `name = expression`"),
         ("import os", "expected `name = expression`"),
         ("D = accum.T", "'accum.T' is not allowed"),
-        ("D = accum ** 2", "'accum ** 2' is not allowed"),
+        ("D = accum % 2", "found '%'"),
+        ("D = 0 < accum < x", "'0 < accum < x' is a chain of comparisons: write a product of them"),
+        ("D = accum in x", "'accum in x' is not allowed: expected one of <, <=, >, >=, ==, !="),
+        ("D = accum > 0 and x", "'accum > 0 and x' is not allowed"),
         ("D = accum // 2", "'accum // 2' is not allowed"),
         ("D = (accum, accum)", "is not allowed"),
         ("D = not accum", "is not allowed"),
@@ -141,11 +165,12 @@ def test_what_may_compute_something_else_is_another_epilogue(one, other):
         ("D = 1e-60 * accum", "out of the range of f32"),
         ("D = accum / 0", "divides by zero"),
         ("D = accum / -0.0", "divides by zero"),
-        ("D = sqrt(accum)", "unknown function 'sqrt': expected one of exp, gelu"),
+        ("D = sqr(accum)", "unknown function 'sqr': expected one of abs, clamp"),
         ("D = os.system(accum)", r"unknown function 'os.system'"),
         ("D = relu(accum)(1)", "unknown function 'relu(accum)'"),
         ("D = relu()", "relu() takes 1 arguments, found 0"),
         ("D = relu(accum, 0)", "relu() takes 1 arguments, found 2"),
+        ("D = clamp(accum, 0)", "clamp() takes 3 arguments, found 2"),
         ("D = relu(x=accum)", "takes expressions alone"),
         ("D = relu(*accum)", "takes expressions alone"),
         ("D = relu", "'relu' is not a value"),
@@ -191,7 +216,10 @@ def test_a_formula_that_grows_by_its_temporaries_is_refused():
         ({"C": {"type": "f32"}}, "operands.C: unknown key 'type'"),
         ({"C": {"dtype": "float"}}, "operands.C.dtype: unknown 'float'"),
         ({"C": {**MATRIX, "dtype": "f64"}}, "operands.C.dtype: unknown 'f64': expected one of f32, f16"),
-        ({"C": {"extents": "NM"}}, "operands.C.extents: unknown 'NM': expected one of MN, LMN, N, M, 1, ''"),
+        (
+            {"C": {"extents": "NM"}},
+            "operands.C.extents: unknown 'NM': expected one of MN, LMN, N, M, N1, M1, 1, ''",
+        ),
         ({"C": {"dtype": "bf16"}}, "operands.C: a number of bf16"),
         ({"C": {"extents": "N", "layout": "t"}}, "operands.C.layout: only a matrix"),
         ({"C": {"transport": "tma"}}, "operands.C.transport: only a matrix or a vector"),
@@ -200,6 +228,8 @@ def test_a_formula_that_grows_by_its_temporaries_is_refused():
         ({"F": {"extents": "N"}}, "its right side has to be sum(), max() or min()"),
         ({"r": MATRIX}, 'expected "N" (one value a column), "M" (one a row) or "1"'),
         ({"r": {"dtype": "bf16", "extents": "N"}}, "the destination of a reduction is f32"),
+        ({"r": {"extents": "N1"}}, 'the destination of a reduction is contiguous: expected "N"'),
+        ({"C": {"extents": "N1", "transport": "tma"}}, "operands.C.transport: only a matrix or a vector"),
         ({"r": {"extents": "N", "transport": "tma"}}, ""),
     ],
 )
@@ -222,6 +252,7 @@ def test_a_reduction_is_not_read_again():
 
 NAMES = ("accum", "x", "y", "C")
 NUMBERS = (0.5, 1.0, 2.0, 3.0, 10.0)
+SYMBOLS = ("+", "-", "*", "/", "**", *COMPARISONS)
 
 
 def expressions():
@@ -231,11 +262,11 @@ def expressions():
     )
 
     def grown(inner):
-        unary = [name for name, count in FUNCTIONS.items() if count == 1]
-        binary = ["+", "-", "*", "/", "maximum", "minimum"]
+        of = {count: [name for name in FUNCTIONS if FUNCTIONS[name] == count] for count in (1, 2, 3)}
         return st.one_of(
-            st.tuples(st.sampled_from(["neg", *unary]), inner),
-            st.tuples(st.sampled_from(binary), inner, inner),
+            st.tuples(st.sampled_from(["neg", *of[1]]), inner),
+            st.tuples(st.sampled_from([*SYMBOLS, *of[2]]), inner, inner),
+            st.tuples(st.sampled_from(of[3]), inner, inner, inner),
         )
 
     return st.recursive(leaves, grown, max_leaves=12)
@@ -253,9 +284,9 @@ def written(tree, choose: random.Random, temporaries: list[str] | None = None) -
             text = str(int(value))
     elif kind == "neg":
         text = f"-({written(rest[0], choose, temporaries)})"
-    elif kind in ("+", "-", "*", "/"):
+    elif kind in SYMBOLS:
         sides = list(rest)
-        if kind in "+*" and choose.random() < 0.5:
+        if kind in ("+", "*", "==", "!=") and choose.random() < 0.5:
             sides.reverse()
         space = " " * choose.randrange(3)
         left, right = (f"({written(side, choose, temporaries)})" for side in sides)
@@ -287,7 +318,7 @@ def safe(function):
     def call(*arguments):
         try:
             return function(*arguments)
-        except (OverflowError, ZeroDivisionError):
+        except (OverflowError, ValueError, ZeroDivisionError):
             return math.nan
 
     return call
@@ -303,6 +334,25 @@ VALUES = {
     "hardswish": lambda x: x * min(max(x + 3.0, 0.0), 6.0) / 6.0,
     "maximum": max,
     "minimum": min,
+    "abs": abs,
+    "clamp": lambda x, least, most: min(max(x, least), most),
+    "cos": safe(math.cos),
+    "erf": math.erf,
+    "log": safe(math.log),
+    "round": safe(lambda x: float(round(x))),
+    "rotate_every_two": lambda x: 1.0 - x,
+    "rsqrt": safe(lambda x: 1 / math.sqrt(x)),
+    "sin": safe(math.sin),
+    "softplus": lambda x: math.log1p(math.exp(-abs(x))) + max(x, 0.0),
+    "sqrt": safe(math.sqrt),
+    "where": lambda condition, x, y: x if condition else y,
+    "**": safe(math.pow),
+    "<": lambda x, y: float(x < y),
+    "<=": lambda x, y: float(x <= y),
+    ">": lambda x, y: float(x > y),
+    ">=": lambda x, y: float(x >= y),
+    "==": lambda x, y: float(x == y),
+    "!=": lambda x, y: float(x != y),
 }
 
 
@@ -395,7 +445,7 @@ def test_texts_that_mean_something_else_differ(one, other, seed):
         assert canonical_formula(f"D = {first}", ()) != canonical_formula(f"D = {second}", ())
 
 
-@given(st.text("Dacumrel1.0+-*/(),=; \nsx", max_size=60))
+@given(st.text("Dacumrel1.0+-*/<>!(),=; \nsx", max_size=60))
 def test_any_text_is_a_formula_or_a_manifest_error(text):
     try:
         canonical = canonical_formula(text, ())

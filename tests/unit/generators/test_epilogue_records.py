@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cutlass_aot.generators.cutlass_operators.epilogue_records import enumerate_kernels, epilogue_of
+from cutlass_aot.generators.cutlass_operators.operands import is_elementwise
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.codec import from_plain, to_plain
@@ -89,12 +90,38 @@ def test_an_accumulator_of_f16_has_no_epilogue():
     assert kernels(dataclasses.replace(problem("D = relu(accum)", {}), epilogue=None)) == []
 
 
+def test_neighbouring_columns_are_where_a_thread_has_them():
+    described = problem("D = accum + rotate_every_two(accum)", {})
+    assert kernels(described, tile_shape=(64, 128, 64)) == []
+    assert len(kernels(described, tile_shape=(128, 128, 64))) == 1
+    assert len(kernels(described, tile_shape=(128, 128, 64), cluster_shape=(2, 1, 1), use_2cta_mma=True)) == 1
+    assert len(kernels(problem("D = relu(accum)", {}), tile_shape=(64, 128, 64))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "operands", "elementwise"),
+    [
+        ("D = silu(alpha * accum) * beta", {}, True),
+        ("D = accum + C", {"C": MATRIX}, False),
+        ("D = accum * scale", {"scale": {"extents": "1"}}, False),
+        ("D = accum; F = accum", {"F": MATRIX}, False),
+        ("D = accum; r = max(accum)", {"r": {"extents": "1"}}, False),
+        ("D = rotate_every_two(accum)", {}, False),
+    ],
+)
+def test_block_scaled_and_grouped_gemms_take_epilogues_of_numbers(text, operands, elementwise):
+    assert is_elementwise(parse_epilogue(text, operands)) is elementwise
+    assert is_elementwise(None)
+
+
 # Random epilogues: for each operand what it is; its name is its place.
 
 KINDS = (
     "matrix",
     "row",
     "column",
+    "strided row",
+    "strided column",
     "element",
     "number",
     "store",
@@ -103,10 +130,11 @@ KINDS = (
     "sum of all",
 )
 EXTENTS = {
-    "matrix": "MN", "row": "N", "column": "M", "element": "1", "number": "", "store": "MN",
+    "matrix": "MN", "row": "N", "column": "M", "strided row": "N1", "strided column": "M1",
+    "element": "1", "number": "", "store": "MN",
     "sum of rows": "M", "sum of columns": "N", "sum of all": "1",
 }  # fmt: skip
-READ = ("matrix", "row", "column", "element", "number")
+READ = ("matrix", "row", "column", "strided row", "strided column", "element", "number")
 
 
 @st.composite
@@ -116,7 +144,7 @@ def epilogues(draw):
     for index, kind in enumerate(kinds):
         name = f"x{index}"
         entries = {"extents": EXTENTS[kind]}
-        if kind in ("matrix", "row", "column", "element", "store"):
+        if kind in READ[:-1] or kind == "store":
             entries["dtype"] = draw(st.sampled_from(OPERAND_DTYPES))
         if kind in ("matrix", "store"):
             entries["layout"] = draw(st.sampled_from("tn"))

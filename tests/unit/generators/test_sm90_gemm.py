@@ -23,6 +23,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     whole_groups,
 )
 from cutlass_aot.schema.codec import from_plain, to_plain
+from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
@@ -60,7 +61,8 @@ def test_it_is_a_generator_whose_sources_are_part_of_the_key() -> None:
     generator = Sm90Gemm()
     assert isinstance(generator, Generator)
     assert {name.removeprefix("cutlass_aot.") for name in generator.modules} == {
-        "generators.dsl", "generators.gemm", "generators.sm90_gemm.epilogue",
+        "generators.dsl", "generators.epilogue_functions", "generators.gemm",
+        "generators.sm90_gemm.epilogue",
         "generators.sm90_gemm.generator", "generators.sm90_gemm.kernel", "generators.sm90_gemm.plan",
         "schema.kernels.epilogue", "schema.kernels.formula",
     }  # fmt: skip
@@ -132,10 +134,8 @@ def test_operands_of_an_epilogue(device: DeviceProfile) -> None:
 @pytest.mark.parametrize(
     ("formula", "operands"),
     [
-        ("D = accum; total = sum(accum)", {"total": {"extents": "1"}}),
         ("D = accum + C", {"C": {"dtype": "bf16", "extents": "MN", "layout": "n"}}),
         ("D = accum + C", {"C": {"dtype": "bf16", "extents": "MN", "transport": "sync_gmem_load"}}),
-        ("D = accum + C", {"C": {"dtype": "f8e4m3", "extents": "MN"}}),
     ],
 )
 def test_what_its_epilogue_cannot_do_has_no_kernel(
@@ -143,6 +143,33 @@ def test_what_its_epilogue_cannot_do_has_no_kernel(
 ) -> None:
     problem = replace(PROBLEM, epilogue=parse_epilogue(formula, operands))
     assert list(Sm90Gemm().enumerate(problem, "sm_90a", device)) == []
+
+
+@pytest.mark.parametrize("out", ["f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8"])
+@pytest.mark.parametrize("ab", ["bf16", "f16", "f8e4m3"])
+def test_an_epilogue_gives_any_element_type(ab: str, out: str, device: DeviceProfile) -> None:
+    epilogue = parse_epilogue(
+        "D = where(mask, accum, 0) * scale; F = D > 0; amax = max(abs(accum)); r = sum(accum)",
+        {
+            "mask": {"dtype": "bool", "extents": "MN"},
+            "F": {"dtype": "bool", "extents": "MN"},
+            "scale": {"dtype": "bf16", "extents": "N1"},
+            "amax": {"extents": "1"},
+            "r": {"extents": "M"},
+        },
+    )
+    problem = replace(PROBLEM, dtypes=(ab, ab, out), epilogue=epilogue)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert found
+    for kernel in found:
+        by_name = {operand.name: operand for operand in kernel.operands}
+        assert by_name["out"].divisibility == 16 * 8 // DTYPES[out].bits
+        assert by_name["mask"].divisibility == by_name["mask"].alignment == 16
+        assert (by_name["scale"].extents, by_name["scale"].alignment) == (("N", 1), 2)
+        assert (by_name["amax"].alignment, by_name["r"].alignment, by_name["r"].written) == (4, 4, True)
+        assert plan_of(kernel).staged_bits == 32
+    if out.startswith(("f8", "i", "u")):
+        assert not list(Sm90Gemm().enumerate(replace(problem, epilogue=None), "sm_90a", device))
 
 
 def test_fp8_has_tiles_of_whole_lines_of_128_bytes(kernels: list[Kernel], device: DeviceProfile) -> None:

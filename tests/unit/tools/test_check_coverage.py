@@ -11,7 +11,7 @@ from cutlass_aot.generators.cutlass_operators.epilogue_records import constraint
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.epilogue import TRANSPORTS, parse_epilogue
-from cutlass_aot.schema.kernels.formula import FUNCTIONS, REDUCTIONS
+from cutlass_aot.schema.kernels.formula import CALLED, REDUCTIONS
 from cutlass_aot.schema.kernels.operands import packed, supports
 from tests.support.bundles import write_bundle
 from tests.support.kernels import gemm, operand
@@ -32,7 +32,7 @@ def fused(text, operands=None, design=None):
 
 def test_there_is_a_class_for_everything_that_the_language_has():
     classes = tool.examples()
-    assert {*FUNCTIONS, *TRANSPORTS, "+", "-", "*", "/", "neg"} <= set(classes)
+    assert {*CALLED, *TRANSPORTS, "+", "-", "*", "/", "neg"} <= set(classes)
     assert sum(name.startswith(REDUCTIONS) and " of " in name for name in classes) == 9
     for name, epilogue in classes.items():
         assert name in tool.classes_of(epilogue), name
