@@ -14,6 +14,7 @@ from cutlass_aot.generators.cutlass_operators.records import FAMILIES, GENERATOR
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Heuristic, Problem, Ranked
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.targets import KNOWN_TARGETS, targets_with
 from cutlass_aot.schema.tuning.ranking import Extents
 
 
@@ -65,11 +66,7 @@ class CutlassOperators:
 
     def targets(self, operation: str) -> tuple[str, ...]:
         """GPU code targets for an operation."""
-        if operation == "grouped_gemm":
-            return ("sm_100a", "sm_100f", "sm_103a", "sm_103f")
-        return (
-            "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a",
-        )  # fmt: skip
+        return targets_with("tcgen05") if operation == "grouped_gemm" else KNOWN_TARGETS
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
         """Every kernel for ``problem`` on ``target``."""

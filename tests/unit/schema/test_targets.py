@@ -66,9 +66,13 @@ def test_newer_targets_need_newer_drivers():
     assert minimum_cuda(Target.parse("sm_103a")) == (12, 9)
     assert minimum_cuda(Target.parse("sm_100f")) == (12, 9)
     assert minimum_cuda(Target.parse("sm_110a")) == (13, 0)
+    assert minimum_cuda(Target.parse("sm_107a")) == (13, 4)
+    assert minimum_cuda(Target.parse("sm_121a")) == (12, 9)
     # Of one that is not in the table, the next older one's.
     assert minimum_cuda(Target.parse("sm_88")) == minimum_cuda(Target.parse("sm_86"))
     assert minimum_cuda(Target.parse("sm_75")) == (11, 0)
+    assert minimum_cuda(Target.parse("sm_100")) == (12, 8)
+    assert minimum_cuda(Target.parse("sm_120f")) == (12, 9)
 
 
 def test_versions_compare_as_numbers():
@@ -99,7 +103,8 @@ def test_text_is_no_version(text):
             ("sm_80", "sm_90a", "sm_100a"),
             "; none of these runs on GPUs of compute capability 12.0",
         ),
-        ("sm_110a", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 11.0"),
+        ("sm_101a", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 10.1"),
+        ("Thor", KNOWN_TARGETS, "; sm_110a runs on GPUs of compute capability 11.0"),
         ("sm_75", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 7.5"),
         ("sm_103a", ("sm_90a", "sm_100f"), "; sm_100f runs on GPUs of compute capability 10.3"),
         ("H200", KNOWN_TARGETS, "; sm_90a runs on GPUs of compute capability 9.0"),
