@@ -103,7 +103,6 @@ def test_text_is_no_version(text):
             ("sm_80", "sm_90a", "sm_100a"),
             "; none of these runs on GPUs of compute capability 12.0",
         ),
-        ("sm_101a", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 10.1"),
         ("Thor", KNOWN_TARGETS, "; sm_110a runs on GPUs of compute capability 11.0"),
         ("sm_75", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 7.5"),
         ("sm_103a", ("sm_90a", "sm_100f"), "; sm_100f runs on GPUs of compute capability 10.3"),
