@@ -37,7 +37,8 @@ class DeviceProfile:
     Attributes:
         name: name in manifests, such as ``b200``.
         gpu: full name of the model.
-        max_active_clusters: cluster size in blocks to the number of such clusters that run at once.
+        max_active_clusters: cluster size in blocks to the number of such clusters that run at once. A size
+            that is missing is too large for the device.
         measured: whether the table was read off the device, or derived.
         source: where the numbers come from.
     """
@@ -58,7 +59,8 @@ class DeviceProfile:
             known = ", ".join(str(size) for size in sorted(self.max_active_clusters))
             raise ManifestError(
                 f"device profile {self.name!r} has no max_active_clusters for clusters of "
-                f"{cluster_size} blocks (it has {known}): add the value, or filter on `cluster`"
+                f"{cluster_size} blocks (it has {known}): add the value, or filter on `cluster` if they "
+                "do not fit on the device"
             ) from None
 
 
@@ -119,10 +121,11 @@ def _parse(table: Mapping[str, Any], what: str) -> DeviceProfile:
         return value
 
     clusters = table["max_active_clusters"]
-    if not isinstance(clusters, dict) or set(clusters) != {str(size) for size in CLUSTER_SIZES}:
+    sizes = [str(size) for size in CLUSTER_SIZES]
+    if not isinstance(clusters, dict) or not clusters or set(clusters) != set(sizes[: len(clusters)]):
         raise ManifestError(
             f"device profile {what}: max_active_clusters needs a value for each of the cluster sizes "
-            f"{', '.join(str(size) for size in CLUSTER_SIZES)}"
+            f"{', '.join(sizes)}, up to the largest that fits on the device"
         )
     if not isinstance(table["measured"], bool):
         raise ManifestError(f"device profile {what}: measured is true or false")

@@ -20,7 +20,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_dense_blockscaled_static_per
 )
 
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands
+from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -31,7 +31,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     """Every block-scaled GEMM for ``problem`` on ``target``; none if a and b are not both scaled."""
     if problem.operation != "gemm" or None in problem.scales or problem.epilogue is not None:
         return
-    for operator in operators_of(problem, target).values():
+    for operator in records.launchable(operators_of(problem, target).values(), device):
         yield operands.record(operator, problem, operands.block_scaled(operator, problem), target, device)
 
 

@@ -13,7 +13,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_contiguous_offset_2d3d_dense
 )
 
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands
+from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -24,7 +24,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     """Every grouped GEMM for ``problem`` on ``target``."""
     if problem.operation != "grouped_gemm" or problem.epilogue is not None:
         return
-    for operator in operators_of(problem, target).values():
+    for operator in records.launchable(operators_of(problem, target).values(), device):
         yield operands.record(operator, problem, operands.grouped(operator, problem), target, device)
 
 
