@@ -17,8 +17,8 @@ from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled, t
 from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.schema.encoding import digest, encode
 
-# Names of distributions whose files decide what code comes out. Releases of the DSL before 4.8 came as packages that
-# overwrite each other's files, so versions do not tell what is installed: files do.
+# Names of distributions whose files decide what code comes out. Some of the DSL's packages overwrite each
+# other's files, so versions do not tell what is installed: files do.
 COMPILER_PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
 _REQUIRED = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators", "torch")
 CODE_GENERATION = (

@@ -50,8 +50,8 @@ def collect() -> dict[str, Any]:
     ``environment`` (each variable of this package that is set, with ``name``, ``value`` and
     ``problems``), ``unpacked`` (``directory``, ``held_bytes``, ``limit_bytes``, ``problem``: where unpacked
     GPU code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``,
-    ``other_targets``: what has to be installed for those that the DSL here does not compile for, ``toolkit``: the
-    CUDA version of its libraries, ``hosts``), ``run``
+    ``other_targets``: what has to be installed for those that the DSL here does not compile for,
+    ``toolkit``: the CUDA version of its libraries, ``hosts``), ``run``
     (``possible``, ``problems``, ``targets``, ``warnings``), ``facts`` (what compatibility is decided by:
     :mod:`cutlass_aot.doctor.facts`).
     """

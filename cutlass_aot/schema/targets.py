@@ -59,7 +59,7 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         "mma_scaled": "warp-wide instructions with scale factors for blocks: `warp.MmaMXF8Op`",
     }
 )
-"""Features of targets, and where they are from: classes are the DSL's, whose ``admissible_archs`` a test compares."""
+"""Features of targets, and where they are from: a test compares ``admissible_archs`` of the DSL's classes."""
 
 _A100, _GA10X, _AD10X = (
     Multiprocessor(2048, 32, 164 << 10),

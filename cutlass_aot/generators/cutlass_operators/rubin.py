@@ -1,8 +1,8 @@
-"""Block-scaled GEMMs of the CUTLASS Operator API for Rubin (sm_107): enumeration and compilation, inside a worker.
+"""Block-scaled GEMMs of the CUTLASS Operator API for Rubin (sm_107), inside a worker.
 
-Rubin multiplies 64 elements of 8 bits, or 128 of 4, along K at once, keeps a tile of B for a second product
-(``enable_breuse``), and has more shared and tensor memory; the kernel uses a preferred and a fallback cluster.
-The package's third type of scale factors, of 5 bits of exponent and 3 of mantissa, no framework has.
+Rubin multiplies 64 elements of 8 bits, or 128 of 4, along K at once, and can keep a tile of B for a second
+product (``enable_breuse``); the kernel has a preferred and a fallback cluster. Scale factors with 5 bits of
+exponent and 3 of mantissa, which the package lists too, no framework has: they are left out.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def block_scaled_gemm(
     """
     batches, rows, depth = a.shape
     _, _, columns = b.shape
-    # 64-bit: the batch's stride is a product of rows or columns, which can exceed 32 bits. The kernel prefetches
-    # at coordinates along K, which TMA takes with 32 bits.
+    # 64-bit: the batch's stride is a product of rows or columns, which can exceed 32 bits. K has 32: the
+    # kernel prefetches at coordinates of its type, and with 64 the compiler refuses them.
     shape = (cutlass.Int64(rows), cutlass.Int64(columns), depth, batches)
     implementation(
         a.iterator,

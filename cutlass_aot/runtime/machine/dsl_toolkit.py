@@ -1,7 +1,7 @@
-"""Which CUDA toolkit the installed DSL compiles with, from metadata alone, and the targets that it compiles for.
+"""Which CUDA toolkit the installed DSL compiles with, and the targets that it compiles for.
 
-The DSL's libraries come as a package for each CUDA version, ``nvidia-cutlass-dsl-libs-cu12`` and ``-cu13``, each
-with the assembler of a toolkit of that version. Both can be installed.
+The DSL's libraries come as a package for each CUDA version, ``nvidia-cutlass-dsl-libs-cu12`` and ``-cu13``,
+each with the assembler of a toolkit of that version. Both can be installed. Only metadata is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def dsl_toolkit() -> int | None:
 
 
 def not_compiled(targets: Iterable[str], toolkit: int | None) -> list[str]:
-    """Those of the targets that the assembler of a toolkit does not know; none if the toolkit is not known."""
+    """Those of the targets that a toolkit's assembler does not know; none if the toolkit is not known."""
     if toolkit is None:
         return []
     return [name for name in targets if name in HARDWARE and HARDWARE[name].cuda[0] > toolkit]
