@@ -12,6 +12,7 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.codec import Codec, Form, codec_of
 from cutlass_aot.schema.drivers import compute_capability_of, models_named
+from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.words import did_you_mean
 
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
@@ -85,6 +86,14 @@ def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
             f"path of a .toml file{_meant(name)}"
         )
     return _builtin(name)
+
+
+def profile_for(target: str) -> DeviceProfile:
+    """A built-in profile of a GPU that runs code of a target; where there is none, of any GPU."""
+    parsed = Target.parse(target)
+    profiles = [_builtin(name) for name in builtin_profiles()]
+    fitting = [profile for profile in profiles if parsed.runs_on(profile.compute_capability)]
+    return (fitting or profiles)[0]
 
 
 def _meant(name: str) -> str:
