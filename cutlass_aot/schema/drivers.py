@@ -41,8 +41,8 @@ FIRST_DRIVERS: Mapping[tuple[int, int], str] = MappingProxyType(
 Source: CUDA Toolkit release notes (docs.nvidia.com/cuda/cuda-toolkit-release-notes), table "CUDA Toolkit and
 Corresponding Driver Versions", the row of each version's first general release; up to 13.1 the notes of 13.1,
 of 13.2 and 13.3 their own. Of 13.4 the branch alone: the release notes of CUTLASS 4.8.0dev say that kernels
-for Rubin need "the R615 driver which will be released with CUDA Toolkit 13.4 GA". There was no toolkit 12.7, and
-drivers for CUDA 10 run nothing that is built here.
+for Rubin need "the R615 driver which will be released with CUDA Toolkit 13.4 GA". There was no toolkit 12.7,
+and drivers for CUDA 10 run nothing that is built here.
 """
 
 COMPUTE_CAPABILITIES: Mapping[str, tuple[int, int]] = MappingProxyType(
