@@ -90,7 +90,7 @@ def detect_compiler(files: Files | None = None) -> CompilerToolchain:
     with ThreadPoolExecutor(max_workers=4) as pool:
         digests = dict(zip(installed, pool.map(files.digest, installed.values()), strict=True))
     versions = {name: distribution.version for name, distribution in sorted(distributions.items())}
-    toolkit = dsl_toolkit()
+    toolkit = dsl_toolkit(versions)
     identity = {
         **versions,
         **({"CUDA of the DSL's libraries": str(toolkit)} if toolkit else {}),

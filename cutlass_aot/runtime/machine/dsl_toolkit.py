@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
 from importlib import metadata
 
 from cutlass_aot.errors import CutlassAotError
@@ -18,14 +17,15 @@ from cutlass_aot.schema.targets import HARDWARE
 _LIBRARIES = re.compile(r"nvidia[-_.]cutlass[-_.]dsl[-_.]libs[-_.]cu([0-9]+)", re.IGNORECASE)
 
 
-@cache
-def dsl_toolkit() -> int | None:
+def dsl_toolkit(names: Iterable[str] | None = None) -> int | None:
     """Major CUDA version of the toolkit that the DSL compiles with in this environment; None if not known.
 
     Of several, the DSL takes the newest that the machine's driver supports, and the newest where there is no
-    driver (``cutlass/_mlir/_mlir_libs/__init__.py``).
+    driver (``cutlass/_mlir/_mlir_libs/__init__.py``). ``names`` are those of the installed distributions;
+    None looks.
     """
-    names = (distribution.metadata["Name"] or "" for distribution in metadata.distributions())
+    if names is None:
+        names = (distribution.metadata["Name"] or "" for distribution in metadata.distributions())
     found = {int(match[1]) for match in map(_LIBRARIES.fullmatch, names) if match}
     if len(found) > 1:
         try:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from cutlass_aot.schema.drivers import COMPUTE_CAPABILITIES
-from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda, target_meant
+from cutlass_aot.schema.targets import (
+    FEATURES,
+    HARDWARE,
+    KNOWN_TARGETS,
+    Target,
+    minimum_cuda,
+    target_meant,
+    targets_with,
+)
 from cutlass_aot.schema.versions import major_minor, release
 
 RUNS = {
@@ -22,6 +30,13 @@ RUNS = {
     ("sm_103a", (10, 3)): True,
     ("sm_120a", (12, 0)): True,
     ("sm_120a", (12, 1)): False,
+    ("sm_121a", (12, 1)): True,
+    ("sm_121a", (12, 0)): False,
+    ("sm_110a", (11, 0)): True,
+    ("sm_107a", (10, 7)): True,
+    ("sm_107a", (10, 3)): False,
+    ("sm_100f", (10, 7)): True,
+    ("sm_103f", (10, 7)): True,
     ("sm_100f", (12, 0)): False,
     # Tegra runs cubins for itself alone, and no other GPU runs those.
     ("sm_80", (8, 7)): False,
@@ -73,6 +88,16 @@ def test_newer_targets_need_newer_drivers():
     assert minimum_cuda(Target.parse("sm_75")) == (11, 0)
     assert minimum_cuda(Target.parse("sm_100")) == (12, 8)
     assert minimum_cuda(Target.parse("sm_120f")) == (12, 9)
+
+
+def test_targets_are_known_by_their_features() -> None:
+    assert targets_with() == KNOWN_TARGETS
+    assert targets_with("wgmma") == ("sm_90a",)
+    assert targets_with("tcgen05_rubin", "fp8") == ("sm_107a",)
+    assert targets_with("tcgen05", "tcgen05_int8") == ("sm_100a", "sm_110a")
+    assert frozenset().union(*(hardware.features for hardware in HARDWARE.values())) == FEATURES.keys()
+    with pytest.raises(ValueError, match=r"unknown features \['tensor'\]: expected some of fp8, wgmma"):
+        targets_with("fp8", "tensor")
 
 
 def test_versions_compare_as_numbers():
