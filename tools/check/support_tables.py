@@ -48,6 +48,7 @@ from cutlass_aot.schema.kernels.epilogue import (
 )
 from cutlass_aot.schema.kernels.formula import ACCUMULATOR, FUNCTIONS, REDUCTIONS, Apply, Constant, Expression
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.targets import targets_with
 from tools.bench.command import markdown
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -62,13 +63,10 @@ LAYOUT = "tnt"
 MX = ScaleRequest("f8e8m0", 32)
 SCALES = (MX, ScaleRequest("f8e8m0", 16), ScaleRequest("f8e4m3", 16))
 BLOCKS = (32, 64, 128, 256, 512)
-NEW_TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f")
+NEW_TARGETS = (*targets_with("wgmma"), *targets_with("tcgen05"))
 """Where the families that need tensor memory or tensor maps could run."""
 _QUERIES_AT_ONCE = 64
 """Queries whose answers are in memory at once: up to a thousand records each."""
-
-_ANY_DEVICE = "b200"
-"""Which one makes no difference to what there is."""
 
 
 # ---- classes of epilogues --------------------------------------------------------------------------------
