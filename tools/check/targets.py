@@ -106,7 +106,7 @@ def main(path: Path, store: Path, out: Path, jobs: int) -> None:
         wrong += [str(problem) for problem in verify_bundle(result.bundle)]
         assemblers = sorted({handle.facts.ptxas_version for handle in handles})
         click.echo(
-            f"{len(handles)} kernels for hosts {', '.join(bundle.catalog.hosts)}, assembled by ptxas "
+            f"{len(handles)} kernels for hosts {', '.join(bundle.catalog.hosts)}, code by ptxas "
             f"{', '.join(assemblers)}; the bundle needs a driver for CUDA "
             f"{bundle.catalog.requirements.cuda_driver}. Wrong: {len(wrong)}.\n\n{built(handles)}\n"
         )
