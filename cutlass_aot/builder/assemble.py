@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from cutlass_aot.bundle.write import Outcome, write_bundle
 from cutlass_aot.programs.describe.distributions import DSL
 from cutlass_aot.schema.bundles.catalog import VersionRequirements
 from cutlass_aot.schema.kernels.artifact import Artifact
+from cutlass_aot.schema.versions import major_minor
 from cutlass_aot.store.roots import Reference
 
 
@@ -53,7 +54,7 @@ def assemble(
             targets=recipe.targets,
             hosts=recipe.hosts,
             requirements=VersionRequirements(
-                cuda_driver=CUDA_DRIVER,
+                cuda_driver=cuda_driver_for(artifacts.values()),
                 tvm_ffi=linker.tvm_ffi_version,
                 glibc=glibc_of(file.path for file in linked),
             ),
@@ -70,6 +71,16 @@ def assemble(
     )
     kernels = [("kernel", key) for key in planned.keys]
     return outcome, kernels + [("library", key) for key in libraries.store_keys()]
+
+
+def cuda_driver_for(artifacts: Iterable[Artifact]) -> str:
+    """The lowest CUDA version of a driver for the shim's functions, and for what the assemblers have written.
+
+    Code of a toolkit runs with drivers from the first release of its major version on. Source: NVIDIA's "CUDA
+    Compatibility", "Minor Version Compatibility".
+    """
+    majors = {major_minor(artifact.facts.ptxas_version)[0] for artifact in artifacts}
+    return max([CUDA_DRIVER, *(f"{major}.0" for major in majors)], key=major_minor)
 
 
 def _with_requests(group: GroupPlan, selection: Selection) -> GroupPlan:

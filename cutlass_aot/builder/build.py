@@ -232,6 +232,7 @@ def build_chosen(
 ) -> BuildResult:
     """Build a bundle of kernels of some generators; ``choose`` names them, by the pool that compiles them."""
     tools, files = load_tools(generators, recipe.hosts, settings.store)
+    tools.compiler.require(recipe.targets)
     with settings.open_store() as store, tools.pool(settings.jobs, settings.timeout, settings.tell) as pool:
         selection = planning.given(choose(pool, tools), tools.compiler.versions["nvidia-cutlass-dsl"])
         planned = _planned(recipe, selection, tools)

@@ -48,6 +48,7 @@ from cutlass_aot.runtime.launching.dlpack import view
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, exported, is_torch, to_ffi
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
+from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.policy import warn_once
@@ -264,7 +265,9 @@ def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
     version = dsl_version()
     profile = profile_of(gpu.capability, gpu.sm_count, gpu.name)
     extents = _extents(query.operands)
-    for target in runnable_targets(KNOWN_TARGETS, gpu.capability):
+    running = runnable_targets(KNOWN_TARGETS, gpu.capability)
+    lacking = not_compiled(running, dsl_toolkit())
+    for target in (name for name in running if name not in lacking):
         found = [
             (kernel, generator)
             for generator in generators
@@ -275,9 +278,10 @@ def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
         ]
         if found:
             return min(found, key=lambda item: sort_key(item[0], extents, gpu.sm_count))
+    more = f", or install a DSL that compiles for {lacking[0]}: {toolkit_for(lacking[0])}" if lacking else ""
     raise KernelNotFound(
         f"no generator ({', '.join(generator.name for generator in generators)}) has a kernel for {query} "
-        "either: change the operands, or choose policy warn"
+        f"either: change the operands, or choose policy warn{more}"
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.targets import HARDWARE, RESERVED_BYTES, Multiprocessor
 
 WARP = 32
 REGISTERS = 65536
@@ -21,31 +21,6 @@ BLOCK_THREADS = 1024
 
 _REGISTER_UNIT = 256
 _WARP_UNIT = 4
-_RESERVED_BYTES = 1024
-
-
-class Limits(NamedTuple):
-    """Of an SM: the most threads and blocks at once, and its shared memory in bytes."""
-
-    threads: int
-    blocks: int
-    shared_bytes: int
-
-    @property
-    def block_bytes(self) -> int:
-        """Most shared memory of one block."""
-        return self.shared_bytes - _RESERVED_BYTES
-
-
-_LIMITS = {
-    (8, 0): Limits(2048, 32, 164 << 10),
-    (8, 6): Limits(1536, 16, 100 << 10),
-    (8, 9): Limits(1536, 24, 100 << 10),
-    (9, 0): Limits(2048, 32, 228 << 10),
-    (10, 0): Limits(2048, 32, 228 << 10),
-    (10, 3): Limits(2048, 32, 228 << 10),
-    (12, 0): Limits(1536, 24, 100 << 10),
-}
 
 
 class Occupancy(NamedTuple):
@@ -64,13 +39,13 @@ class Occupancy(NamedTuple):
     limit: str
 
 
-def limits_of(target: str) -> Limits | None:
+def limits_of(target: str) -> Multiprocessor | None:
     """The limits of the GPUs that a target is for; None if they are not known."""
-    parsed = Target.parse(target)
-    return _LIMITS.get((parsed.major, parsed.minor))
+    hardware = HARDWARE.get(target)
+    return hardware.sm if hardware else None
 
 
-def occupancy(limits: Limits, threads: int, registers: int, shared_bytes: int) -> Occupancy:
+def occupancy(limits: Multiprocessor, threads: int, registers: int, shared_bytes: int) -> Occupancy:
     """The occupancy by threads and shared memory of a block, and registers of a thread."""
     warps = -(-threads // WARP)
     a_warp = -(-registers * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
@@ -79,7 +54,7 @@ def occupancy(limits: Limits, threads: int, registers: int, shared_bytes: int) -
         "threads": limits.threads // WARP // warps,
         "blocks": limits.blocks,
         "registers": by_registers,
-        "shared memory": limits.shared_bytes // (shared_bytes + _RESERVED_BYTES),
+        "shared memory": limits.shared_bytes // (shared_bytes + RESERVED_BYTES),
     }
     if threads > BLOCK_THREADS:
         counts["threads"] = 0

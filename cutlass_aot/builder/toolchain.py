@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +13,12 @@ from pathlib import Path
 import cutlass_aot
 from cutlass_aot.builder.inputs.file_digests import Files
 from cutlass_aot.errors import ToolchainError
+from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.schema.encoding import digest, encode
 
-# Names of distributions whose files decide what code comes out. The DSL's libraries come as one of two
-# packages that overwrite each other's files, so versions do not tell what is installed: files do.
+# Names of distributions whose files decide what code comes out. Some of the DSL's packages overwrite each
+# other's files, so versions do not tell what is installed: files do.
 COMPILER_PACKAGES = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators")
 _REQUIRED = ("nvidia-cutlass-dsl", "nvidia-cutlass-operators", "torch")
 CODE_GENERATION = (
@@ -42,19 +43,31 @@ class CompilerToolchain:
 
     Attributes:
         identity: everything that determines the compiled code, by readable names: versions of its packages
-            and of the Python that traces kernels, digests of every installed file and of our own modules.
+            and of the Python that traces kernels, the CUDA version of the DSL's libraries, digests of every
+            installed file and of our own modules.
         versions: package to version.
+        toolkit: major CUDA version of the DSL's libraries, whose assembler it is; None if not known.
         roots: directories that its packages are installed in.
     """
 
     identity: Mapping[str, str]
     versions: Mapping[str, str]
     roots: tuple[Path, ...]
+    toolkit: int | None = None
 
     @cached_property
     def fingerprint(self) -> str:
         """Digest of :attr:`identity`."""
         return digest(encode(self.identity))
+
+    def require(self, targets: Iterable[str]) -> None:
+        """Refuse targets that the DSL's assembler does not know."""
+        for target in not_compiled(targets, self.toolkit):
+            raise ToolchainError(
+                f"the DSL compiles with the libraries for CUDA {self.toolkit} here, whose assembler does not "
+                f"write code for {target}: {toolkit_for(target)}; of several, the DSL takes the newest that "
+                "the machine's driver supports"
+            )
 
 
 def detect_compiler(files: Files | None = None) -> CompilerToolchain:
@@ -77,14 +90,16 @@ def detect_compiler(files: Files | None = None) -> CompilerToolchain:
     with ThreadPoolExecutor(max_workers=4) as pool:
         digests = dict(zip(installed, pool.map(files.digest, installed.values()), strict=True))
     versions = {name: distribution.version for name, distribution in sorted(distributions.items())}
+    toolkit = dsl_toolkit(versions)
     identity = {
         **versions,
+        **({"CUDA of the DSL's libraries": str(toolkit)} if toolkit else {}),
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
         **{f"file {name}": sha256 for name, sha256 in sorted(digests.items())},
         **{f"{name} of cutlass-aot": files.digest(_OWN / name) for name in CODE_GENERATION},
     }
     roots = sorted({Path(str(item.locate_file(""))).resolve() for item in distributions.values()})
-    return CompilerToolchain(identity, versions, tuple(roots))
+    return CompilerToolchain(identity, versions, tuple(roots), toolkit)
 
 
 def _compiler_distributions() -> dict[str, metadata.Distribution]:

@@ -19,7 +19,7 @@ from cutlass_aot.builder.plan.recipe import Recipe
 from cutlass_aot.builder.records import Enumeration
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import CompileError, GeneratorError
-from cutlass_aot.generators.device_profiles import DeviceProfile, builtin_profiles, load_profile
+from cutlass_aot.generators.device_profiles import profile_for
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.filters import DesignFilter
@@ -125,7 +125,7 @@ def try_kernel(
         CompileError: if it does not compile, with the compiler's reason.
     """
     matching: list[Kernel] = []
-    profile = _profile(target)
+    profile = profile_for(target)
 
     def choose(pool: Pool, _tools: Tools) -> Iterable[Kernel]:
         answers = enumerate_kernels(pool, [Enumeration(0, reference, problem, target)], {target: profile})
@@ -189,14 +189,6 @@ def target_for(
     running = [Target.parse(target) for target in targets if Target.parse(target).runs_on(capability)]
     best = min(running, key=lambda target: target.preference(capability), default=None)
     return targets[0] if best is None else str(best)
-
-
-def _profile(target: str) -> DeviceProfile:
-    """A device profile for a target: of a GPU that runs it, if one comes with the package."""
-    parsed = Target.parse(target)
-    profiles = [load_profile(name) for name in builtin_profiles()]
-    fitting = [profile for profile in profiles if parsed.runs_on(profile.compute_capability)]
-    return (fitting or profiles)[0]
 
 
 def _accepted(kernel: Kernel, filters: Sequence[DesignFilter]) -> bool:

@@ -152,6 +152,9 @@ def _sections(facts: dict[str, Any]) -> list[tuple[str, list[str]]]:
     build, run = facts["build"], facts["run"]
     if build["possible"]:
         can_build = [f"yes: {' '.join(build['targets'])}, for hosts {' '.join(build['hosts'])}"]
+        for advice in dict.fromkeys(build["other_targets"].values()):
+            others = " ".join(name for name, what in build["other_targets"].items() if what == advice)
+            can_build.append(f"not {others}, with the DSL's libraries for CUDA {build['toolkit']}: {advice}")
         if facts["differing"]:
             others = ", ".join(item["package"] for item in facts["differing"])
             can_build.append(

@@ -20,6 +20,7 @@ from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.launching import unpacking
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import ANYTHING, Machine, decide
+from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.runtime.search_path import installed_bundles
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS
@@ -48,7 +49,9 @@ def collect() -> dict[str, Any]:
     ``bundles``, ``without_bundles`` (of the search path: what is missing or holds none, and why),
     ``environment`` (each variable of this package that is set, with ``name``, ``value`` and
     ``problems``), ``unpacked`` (``directory``, ``held_bytes``, ``limit_bytes``, ``problem``: where unpacked
-    GPU code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``, ``hosts``), ``run``
+    GPU code is kept), ``build`` (``possible``, ``missing``, ``advice``, ``targets``,
+    ``other_targets``: what has to be installed for those that the DSL here does not compile for,
+    ``toolkit``: the CUDA version of its libraries, ``hosts``), ``run``
     (``possible``, ``problems``, ``targets``, ``warnings``), ``facts`` (what compatibility is decided by:
     :mod:`cutlass_aot.doctor.facts`).
     """
@@ -133,11 +136,15 @@ def _gpus() -> dict[str, Any]:
 
 def _buildable(packages: dict[str, str | None]) -> dict[str, Any]:
     missing = sorted(name for name, version in packages.items() if version is None)
+    toolkit = dsl_toolkit()
+    lacking = not_compiled(KNOWN_TARGETS, toolkit)
     return {
         "possible": not missing,
         "missing": missing,
         "advice": command_for("build"),
-        "targets": list(KNOWN_TARGETS) if not missing else [],
+        "targets": [name for name in KNOWN_TARGETS if name not in lacking] if not missing else [],
+        "other_targets": {name: toolkit_for(name) for name in lacking} if not missing else {},
+        "toolkit": toolkit,
         "hosts": sorted(HOSTS) if not missing else [],
     }
 

@@ -12,6 +12,7 @@ from cutlass_aot.errors import ManifestError
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.codec import Codec, Form, codec_of
 from cutlass_aot.schema.drivers import compute_capability_of, models_named
+from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.words import did_you_mean
 
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
@@ -37,7 +38,8 @@ class DeviceProfile:
     Attributes:
         name: name in manifests, such as ``b200``.
         gpu: full name of the model.
-        max_active_clusters: cluster size in blocks to the number of such clusters that run at once.
+        max_active_clusters: cluster size in blocks to the number of such clusters that run at once. A size
+            that is missing is too large for the device.
         measured: whether the table was read off the device, or derived.
         source: where the numbers come from.
     """
@@ -58,7 +60,8 @@ class DeviceProfile:
             known = ", ".join(str(size) for size in sorted(self.max_active_clusters))
             raise ManifestError(
                 f"device profile {self.name!r} has no max_active_clusters for clusters of "
-                f"{cluster_size} blocks (it has {known}): add the value, or filter on `cluster`"
+                f"{cluster_size} blocks (it has {known}): add the value, or filter on `cluster` if they "
+                "do not fit on the device"
             ) from None
 
 
@@ -83,6 +86,14 @@ def load_profile(name: str, base: Path | None = None) -> DeviceProfile:
             f"path of a .toml file{_meant(name)}"
         )
     return _builtin(name)
+
+
+def profile_for(target: str) -> DeviceProfile:
+    """A built-in profile of a GPU that runs code of a target; where there is none, of any GPU."""
+    parsed = Target.parse(target)
+    profiles = [_builtin(name) for name in builtin_profiles()]
+    fitting = [profile for profile in profiles if parsed.runs_on(profile.compute_capability)]
+    return (fitting or profiles)[0]
 
 
 def _meant(name: str) -> str:
@@ -119,10 +130,11 @@ def _parse(table: Mapping[str, Any], what: str) -> DeviceProfile:
         return value
 
     clusters = table["max_active_clusters"]
-    if not isinstance(clusters, dict) or set(clusters) != {str(size) for size in CLUSTER_SIZES}:
+    sizes = [str(size) for size in CLUSTER_SIZES]
+    if not isinstance(clusters, dict) or not clusters or set(clusters) != set(sizes[: len(clusters)]):
         raise ManifestError(
             f"device profile {what}: max_active_clusters needs a value for each of the cluster sizes "
-            f"{', '.join(str(size) for size in CLUSTER_SIZES)}"
+            f"{', '.join(sizes)}, up to the largest that fits on the device"
         )
     if not isinstance(table["measured"], bool):
         raise ManifestError(f"device profile {what}: measured is true or false")

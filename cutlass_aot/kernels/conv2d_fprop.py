@@ -8,6 +8,7 @@ from typing import Any
 from cutlass_aot.kernels.conv2d_fprop_plan import ELEMENT_BYTES, VECTOR, Convolution
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
+from cutlass_aot.schema.targets import targets_with
 
 Pair = tuple[int, int]
 
@@ -23,7 +24,7 @@ Pair = tuple[int, int]
         "tile_shape": [(128, 64, 16), (128, 64, 64), (128, 128, 64), (128, 256, 64)],
         "blocks_per_sm": [1, 2, 3],
     },
-    targets=["sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f"],
+    targets=[*targets_with("wgmma"), *targets_with("tcgen05")],
     modules=[
         "cutlass_aot.kernels.conv2d_fprop_kernel",
         "cutlass_aot.kernels.conv2d_fprop_plan",

@@ -6,9 +6,7 @@ from typing import Any
 
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
-
-FP8_TARGETS = ("sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a")
-"""Targets with an instruction that converts to f8e4m3."""
+from cutlass_aot.schema.targets import targets_with
 
 
 @kernel(
@@ -17,7 +15,7 @@ FP8_TARGETS = ("sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "s
         "n": [1024, 1536, 2048, 2560, 3072, 4096, 5120, 7168, 8192, 11008, 14336, 18432, 28672],
         "dtype": ["f8e4m3", "u8"],
     },
-    targets=FP8_TARGETS,
+    targets=targets_with("fp8"),
     modules=["cutlass_aot.kernels.swiglu_kernel", "cutlass_aot.kernels.vectors"],
 )
 def swiglu_fp8(n: int, dtype: str) -> Any:

@@ -24,12 +24,13 @@ class KnownBad:
     """Kernels that must not be built. An empty field matches every kernel.
 
     Attributes:
-        reason: what happens, and who reported it.
+        reason: what happens, and who reported it, for messages.
         capability: compute capability of GPUs, which stands for every target that runs on them.
         dtypes: patterns of the operands' element types, one an operand, such as ``("i8", "i8", "*")``.
         design: filters that all have to accept the kernel.
         since: first version of the DSL with the defect.
         until: first later version of the DSL without it.
+        evidence: what was seen, and where, of a row of the package's own table.
     """
 
     generator: str
@@ -42,6 +43,7 @@ class KnownBad:
     design: tuple[DesignFilter, ...] = ()
     since: str = ""
     until: str = ""
+    evidence: str = ""
 
 
 def parse_known_bad(tables: Any) -> tuple[KnownBad, ...]:

@@ -33,13 +33,16 @@ FIRST_DRIVERS: Mapping[tuple[int, int], str] = MappingProxyType(
         (13, 1): "590.44.01",
         (13, 2): "595.45.04",
         (13, 3): "610.43.02",
+        (13, 4): "615",
     }
 )
 """CUDA version to the first Linux driver that supports it, oldest first.
 
 Source: CUDA Toolkit release notes (docs.nvidia.com/cuda/cuda-toolkit-release-notes), table "CUDA Toolkit and
 Corresponding Driver Versions", the row of each version's first general release; up to 13.1 the notes of 13.1,
-of 13.2 and 13.3 their own. There was no toolkit 12.7, and drivers for CUDA 10 run nothing that is built here.
+of 13.2 and 13.3 their own. Of 13.4 the branch alone: the release notes of CUTLASS 4.8.0dev say that kernels
+for Rubin need "the R615 driver which will be released with CUDA Toolkit 13.4 GA". There was no toolkit 12.7,
+and drivers for CUDA 10 run nothing that is built here.
 """
 
 COMPUTE_CAPABILITIES: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -77,6 +80,7 @@ COMPUTE_CAPABILITIES: Mapping[str, tuple[int, int]] = MappingProxyType(
         "RTX PRO 4500 Blackwell": (12, 0),
         "RTX PRO 5000 Blackwell": (12, 0),
         "RTX PRO 6000 Blackwell": (12, 0),
+        "Rubin": (10, 7),
         "T4": (7, 5),
         "Thor": (11, 0),
         "V100": (7, 0),
@@ -85,7 +89,7 @@ COMPUTE_CAPABILITIES: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Words in the name that a driver gives a GPU, and the compute capability of that model.
 
 Source: NVIDIA's list "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus); Thor as CUDA 13.0 names
-it, which was 10.1 before.
+it, which was 10.1 before; Rubin by the release notes of CUDA 13.4.
 """
 
 _WORD = re.compile(r"[a-z0-9]+")

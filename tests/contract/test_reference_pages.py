@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from cutlass_aot.builder.plan.known_bad import TABLE
 from cutlass_aot.bundle.replace import TOP_LEVEL
 from cutlass_aot.cli import group
 from cutlass_aot.generators.cutlass_operators import FAMILIES
@@ -19,7 +20,7 @@ from cutlass_aot.manifest.model import BUNDLE_KEYS, load_manifest, parse_manifes
 from cutlass_aot.schema.bundles.catalog import SCHEMA
 from cutlass_aot.schema.kernels.design import SHORT_NAMES
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.targets import KNOWN_TARGETS
+from cutlass_aot.schema.targets import FEATURES, HARDWARE, KNOWN_TARGETS
 from tests.support.commands import blocks_of
 from tests.support.paths import REPOSITORY
 
@@ -133,3 +134,24 @@ def test_the_files_of_a_bundle_are_those_it_has() -> None:
     text = (REPOSITORY / "docs" / "internals" / "bundle-format.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^    ([\w.]+)\S* {2,}\S", text, re.MULTILINE)) == TOP_LEVEL
     assert f"Its schema is {SCHEMA};" in text
+
+
+def test_the_table_of_targets_is_the_code_s() -> None:
+    page = (REFERENCE / "operations.md").read_text(encoding="utf-8")
+    for name, hardware in HARDWARE.items():
+        features = ", ".join(f"`{feature}`" for feature in FEATURES if feature in hardware.features)
+        sm = hardware.sm
+        row = (
+            f"`{name}`",
+            "{}.{}".format(*hardware.cuda),
+            sm.threads,
+            sm.blocks,
+            f"{sm.shared_bytes >> 10} KB",
+        )
+        assert f"| {' | '.join(map(str, row))} | {features} |\n" in page
+    for feature, text in FEATURES.items():
+        assert f"| `{feature}` | {text} |\n" in page
+
+
+def test_the_page_says_what_was_seen_of_kernels_known_to_be_bad() -> None:
+    assert all(row.evidence and f"| {row.evidence} |\n" in MANIFEST for row in TABLE)

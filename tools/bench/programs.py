@@ -37,7 +37,7 @@ from tools.bench.process import Numbers, Worker, in_fresh_process, timed
 
 CALLS = 200
 ROUNDS = 15
-PROFILES = {"sm_90a": "h200", "sm_100a": "b200"}
+TARGETS = ("sm_90a", "sm_100a")
 
 
 # ---- in fresh processes ----------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ PROFILES = {"sm_90a": "h200", "sm_100a": "b200"}
 def worker_describe(program: str, target: str, repeat: str) -> Numbers:
     """Milliseconds of describing each request of a program, the first time and again."""
     from cutlass_aot.errors import RequestError
-    from cutlass_aot.generators.device_profiles import load_profile
+    from cutlass_aot.generators.device_profiles import profile_for
     from cutlass_aot.programs.describe.profiles import device_numbers
     from cutlass_aot.programs.describe.request import Surroundings, request_of
     from cutlass_aot.programs.record import pretend_gpu
@@ -54,7 +54,7 @@ def worker_describe(program: str, target: str, repeat: str) -> Numbers:
     from cutlass_aot.programs.start.interception import Interception
     from cutlass_aot.programs.start.packages import cache_environment, known_variables
 
-    profile = load_profile(PROFILES[target])
+    profile = profile_for(target)
     os.environ.update({**pretend_gpu.environment(profile, target), **cache_environment()})
     pretend_gpu.install(profile, target, fake_tensors=True)
     surroundings = Surroundings(lambda target: device_numbers(profile), known_variables)
@@ -310,7 +310,7 @@ def main() -> None:
     made.add_argument(
         "--store", type=Path, default=Path("build/store"), help="table: where they were compiled"
     )
-    made.add_argument("--target", choices=list(PROFILES), default="sm_90a", help="describe: of the GPU")
+    made.add_argument("--target", choices=TARGETS, default="sm_90a", help="describe: of the GPU")
     made.add_argument("--limit", type=int, default=0, help="first, host: cases to run; all if 0")
     arguments = made.parse_args()
     parts = arguments.part or ("first", "host")

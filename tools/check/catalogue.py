@@ -1,10 +1,11 @@
 """Compile kernels drawn at random from everything that ``cutlass.operators`` offers, and say what came of it.
 
-    python -m tools.check.catalogue [--count 1000 | --each] [--seed 0] [--store DIR] [-j JOBS] [-o FILE]
+    python -m tools.check.catalogue [--count 1000 | --each] [--target TARGET] [--seed 0] [--store DIR]
+        [-j JOBS] [-o FILE]
 
 Needs the build extra, no GPU. Every combination of element types, accumulator and layouts is a query of
-our generator, in our workers, on sm_100a (with the numbers of a B200) and on sm_103a (GB300): queried with
-operands, the package offers kernels that its list without operands lacks. Kernels that are known to be bad
+our generator, in our workers, on sm_100a and sm_103a or the targets given: queried with operands, the
+package offers kernels that its list without operands lacks. Kernels that are known to be bad
 are counted and not drawn. The draw depends on the seed and on what there is, and on nothing else: a larger
 count draws the same kernels and more. ``--each`` draws one kernel of every family, element types, accumulator
 and target instead, which shows what a family offers and cannot do.
@@ -41,19 +42,20 @@ from cutlass_aot.builder.plan import plan as planning
 from cutlass_aot.builder.plan.known_bad import known_bad
 from cutlass_aot.builder.records import Enumeration, Failure, Selection, Sources
 from cutlass_aot.builder.toolchain import CompilerToolchain, detect_compiler
-from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.device_profiles import profile_for
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.codec import to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.dtypes import BY_TORCH, DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.targets import KNOWN_TARGETS
 from cutlass_aot.store.store import Store
 from tools.bench.command import markdown
 from tools.bench.machine import about
 from tools.bench.process import MemoryWatch
 
 GENERATOR = "cutlass.operators"
-DEVICES = {"sm_100a": "b200", "sm_103a": "gb300"}
+TARGETS = ("sm_100a", "sm_103a")
 _QUERIES_AT_ONCE = 64
 """Queries whose answers are in memory at once: up to a thousand records each."""
 
@@ -105,16 +107,23 @@ def combination_of(kernel: Kernel) -> str:
     return f"{'.'.join(operand.dtype for operand in kernel.operands)} {kernel.accumulator}"
 
 
-def draw(pool: Pool, sources: Sources, dsl_version: str, count: int | None, seed: int) -> Draw:
+def draw(
+    pool: Pool,
+    sources: Sources,
+    dsl_version: str,
+    count: int | None,
+    seed: int,
+    targets: Sequence[str] = TARGETS,
+) -> Draw:
     """Enumerate everything and draw ``count`` kernels; None for one of each family, combination and target.
 
     Each kernel gets a number from the seed and its digest, and the least numbers are drawn: each set of
     ``count`` is as likely as any other, and no more than that many records are kept at a time.
     """
     result = Draw()
-    profiles = {target: load_profile(name) for target, name in DEVICES.items()}
+    profiles = {target: profile_for(target) for target in targets}
     reference = sources.references[GENERATOR]
-    queries = [Enumeration(0, reference, problem, target) for target in DEVICES for problem in all_problems()]
+    queries = [Enumeration(0, reference, problem, target) for target in targets for problem in all_problems()]
     say(f"enumerating: {len(queries)} combinations")
 
     def numbered() -> Iterator[tuple[str, Kernel]]:
@@ -351,6 +360,15 @@ def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, timeout: flo
 @click.option(
     "--each", is_flag=True, help="Instead, one of each family, element types, accumulator and target."
 )
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=click.Choice(KNOWN_TARGETS),
+    default=TARGETS,
+    show_default=True,
+    help="Of which; may be repeated.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides which.")
 @click.option(
     "--store",
@@ -366,6 +384,7 @@ def _pool(jobs: int, sources: Sources, compiler: CompilerToolchain, timeout: flo
 def main(
     count: int,
     each: bool,
+    targets: tuple[str, ...],
     seed: int,
     store_path: Path,
     jobs: int,
@@ -374,11 +393,13 @@ def main(
 ) -> None:
     """Compile kernels drawn at random from the catalogue of cutlass.operators, and say what came of it."""
     compiler = detect_compiler()
+    compiler.require(targets)
     sources = planning.find_sources({GENERATOR})
     store = Store(store_path)
     start = time.monotonic()
     with _pool(jobs, sources, compiler, timeout) as pool:
-        drawn = draw(pool, sources, compiler.versions["nvidia-cutlass-dsl"], None if each else count, seed)
+        version = compiler.versions["nvidia-cutlass-dsl"]
+        drawn = draw(pool, sources, version, None if each else count, seed, targets)
     enumerated = time.monotonic() - start
     selection = Selection(tuple(drawn.kernels), ())
     keys = planning.kernel_keys(selection, sources.versions, compiler.fingerprint)

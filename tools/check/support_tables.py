@@ -30,7 +30,7 @@ from cutlass_aot.builder.plan.known_bad import known_bad
 from cutlass_aot.builder.records import Enumeration
 from cutlass_aot.builder.toolchain import detect_compiler
 from cutlass_aot.errors import CutlassAotError
-from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.device_profiles import profile_for
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
@@ -59,6 +59,7 @@ from cutlass_aot.schema.kernels.formula import (
     Expression,
 )
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.targets import targets_with
 from tools.bench.command import markdown
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -73,14 +74,10 @@ LAYOUT = "tnt"
 MX = ScaleRequest("f8e8m0", 32)
 SCALES = (MX, ScaleRequest("f8e8m0", 16), ScaleRequest("f8e4m3", 16))
 BLOCKS = (32, 64, 128, 256, 512)
-NEW_TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f")
+NEW_TARGETS = (*targets_with("wgmma"), *targets_with("tcgen05"))
 """Where the families that need tensor memory or tensor maps could run."""
 _QUERIES_AT_ONCE = 64
 """Queries whose answers are in memory at once: up to a thousand records each."""
-
-_DEVICES = {"sm_90a": "h200", "sm_103a": "gb300", "sm_103f": "gb300"}
-_ANY_DEVICE = "b200"
-"""Which one makes no difference to what there is."""
 
 
 # ---- classes of epilogues --------------------------------------------------------------------------------
@@ -304,7 +301,7 @@ class Generators:
             for target in instances[name].targets(problem.operation)
             if targets is None or target in targets
         ]
-        profiles = {q.target: load_profile(_DEVICES.get(q.target, _ANY_DEVICE)) for q in queries}
+        profiles = {q.target: profile_for(q.target) for q in queries}
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             some = queries[start : start + _QUERIES_AT_ONCE]
             for query, kernels in compiling.enumerate_kernels(self.pool, some, profiles):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import click
 
 from cutlass_aot.errors import CutlassAotError, RequestError
-from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.device_profiles import profile_for
 from cutlass_aot.programs.describe.profiles import device_numbers
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record import pretend_gpu
@@ -34,7 +34,7 @@ from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.requests.request import Request, differences
 
-_PROFILES = {"sm_90a": "h200", "sm_100a": "b200"}
+_TARGETS = ("sm_90a", "sm_100a")
 _SHOWN = 6
 
 
@@ -86,7 +86,7 @@ def collected(program: Path, target: str, fingerprint: str = "", arguments: Sequ
 def collect(plan: Mapping[str, Any], arguments: Sequence[str]) -> None:
     """Run a program in this process, and write its requests into a file."""
     program, target = Path(plan["program"]), str(plan["target"])
-    profile = load_profile(_PROFILES[target])
+    profile = profile_for(target)
     os.environ.update(pretend_gpu.environment(profile, target))
     surroundings = Surroundings(lambda target: device_numbers(profile), known_variables)
     if plan["fingerprint"]:
@@ -143,14 +143,14 @@ def compared(without: Collected, expected: Collected) -> list[str]:
 
 @click.command(help=__doc__)
 @click.argument("programs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--target", "targets", multiple=True, type=click.Choice(list(_PROFILES)))
+@click.option("--target", "targets", multiple=True, type=click.Choice(_TARGETS))
 @click.option("--verbose", is_flag=True, help="Show what the programs print without the DSL.")
 def main(programs: Sequence[Path], targets: Sequence[str], verbose: bool) -> None:
     total: list[str] = []
     print("| program | target | requests | equal without the DSL | others | refused |")
     print("|---|---|--:|--:|--:|--:|")
     for program in programs:
-        for target in targets or _PROFILES:
+        for target in targets or _TARGETS:
             expected = collected(program, target)
             if not expected.requests:
                 raise CutlassAotError(f"{program} made no request:\n{expected.output}")

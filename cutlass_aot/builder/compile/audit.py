@@ -10,15 +10,18 @@ Container: ``u32 magic, u16 version, u16 header size, u64 size of the entries``.
 
 Cubin: ELF machine 190. Up to ABI version 7: the ELF flags have the compute capability in bits 0-7 and bit 11
 for ``a`` targets; the ELF version is 10 times the toolkit's. From ABI version 8: the flags have the compute
-capability in bits 8-15 and bit 3 for ``a`` targets; the note ``.note.nv.tkinfo`` names the toolkit. Section
-``.nv.info``: records ``u8 format, u8 attribute, u16 value``, where format 4 says that ``value`` bytes follow,
-which for the attributes read here are ``u32 symbol, u32 value``.
+capability in bits 8-15 and bit 3 for ``a`` targets; the note ``.note.nv.tkinfo`` names the toolkit. CUDA 13
+sets no such bit: there, attribute 9 of section ``.nv.compat`` is 1 for ``a`` targets and 0 for ``f`` targets,
+and portable targets have no such section. Sections ``.nv.info`` and ``.nv.compat``: records ``u8 format, u8
+attribute, u16 value``, where format 4 says that ``value`` bytes follow, which for the attributes of
+``.nv.info`` read here are ``u32 symbol, u32 value``.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cutlass_aot.builder.link.kernel_object import KernelObject
@@ -51,6 +54,7 @@ _MACHINE_CUDA = 190
 _OLD_ABI_FLAG_A = 0x800
 _NEW_ABI = 8
 _NEW_ABI_FLAG_A = 0x8
+_COMPAT_FLAG_A = 9
 _INFO_SIZED = 4
 _INFO_REGISTERS = 0x2F
 _INFO_FRAME_SIZE = 0x11
@@ -182,6 +186,13 @@ def _cubin_facts(cubin: Cubin) -> Facts:
     new_abi = elf.abi_version >= _NEW_ABI
     number = flags >> 8 & 0xFF if new_abi else flags & 0xFF
     specific = bool(flags & (_NEW_ABI_FLAG_A if new_abi else _OLD_ABI_FLAG_A))
+    for section in elf.sections:
+        if section.name == ".nv.compat":
+            specific |= any(
+                attribute == _COMPAT_FLAG_A and value & 0xFF
+                for form, attribute, value, _ in _records(section.content)
+                if form != _INFO_SIZED
+            )
     if number != cubin.number or specific != (cubin.suffix == "a"):
         raise CorruptFile(
             f"the fat binary says sm_{cubin.number}{cubin.suffix}, its cubin "
@@ -219,17 +230,22 @@ def _cubin_facts(cubin: Cubin) -> Facts:
 def _attributes(content: memoryview) -> list[tuple[int, int]]:
     """Attribute numbers of functions, with their values."""
     found = []
-    position = 0
-    while position < len(content):
-        form, attribute, size = _unpack("<BBH", content, position)
-        position += 4
-        if form != _INFO_SIZED:
-            continue
-        if attribute in (_INFO_REGISTERS, _INFO_FRAME_SIZE):
+    for form, attribute, _, position in _records(content):
+        if form == _INFO_SIZED and attribute in (_INFO_REGISTERS, _INFO_FRAME_SIZE):
             _, value = _unpack("<II", content, position)
             found.append((attribute, value))
-        position += size
     return found
+
+
+def _records(content: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Format, attribute and value of each record, and where what follows it begins."""
+    position = 0
+    while position < len(content):
+        form, attribute, value = _unpack("<BBH", content, position)
+        position += 4
+        yield form, attribute, value, position
+        if form == _INFO_SIZED:
+            position += value
 
 
 def _unpack(form: str, content: bytes | memoryview, position: int) -> tuple[int, ...]:

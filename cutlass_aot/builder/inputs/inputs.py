@@ -174,6 +174,7 @@ def load_inputs(manifest_path: Path, store: Path, *, linkers: bool) -> Inputs:
         }
         # First: where nothing of the build side is installed, no generator can say it as well.
         compiler = detect_compiler(files)
+        compiler.require(manifest.targets)
         sources = planning.load_sources(manifest, files)
         model = ranking.find_model(manifest, sources, devices)
         tools = _tools(compiler, sources, manifest.hosts if linkers else (), files)

@@ -14,6 +14,7 @@ from cutlass_aot.generators.cutlass_operators.records import FAMILIES, GENERATOR
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Heuristic, Problem, Ranked
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.targets import KNOWN_TARGETS, targets_with
 from cutlass_aot.schema.tuning.ranking import Extents
 
 
@@ -34,6 +35,7 @@ class CutlassOperators:
         "cutlass_aot.generators.cutlass_operators.mixed_input",
         "cutlass_aot.generators.cutlass_operators.operands",
         "cutlass_aot.generators.cutlass_operators.records",
+        "cutlass_aot.generators.cutlass_operators.rubin",
         "cutlass_aot.generators.cutlass_operators.worker",
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.epilogue_functions",
@@ -48,9 +50,10 @@ class CutlassOperators:
         "family": "operator class without `Operator`: " + ", ".join([*FAMILIES, *OTHER_FAMILIES]),
         "tile_shape": "tile of a block, or of a pair of blocks with 2-CTA instructions: MxN or MxNxK",
         "cluster_shape": "blocks of a cluster, MxN",
-        "fallback_cluster_shape": "smaller cluster for the rest (PersistentDenseGemmPreferredCluster)",
+        "fallback_cluster_shape": "smaller cluster for the rest (PersistentDenseGemmPreferredCluster, SM107)",
         "use_2cta_mma": "whether two blocks share one tensor-core instruction",
         "use_tma_store": "whether the result is stored by TMA",
+        "enable_breuse": "whether a tile of B is kept for a second product along M (SM107)",
         "tile_scheduler": "clc (hardware, dynamic) or static (from the device profile)",
         "transports": "how operands of an epilogue move where it is not by TMA: C=sync_gmem_load, ...",
         "num_smem_stages": "shared-memory buffers of the pipeline, where the family fixes it",
@@ -67,11 +70,7 @@ class CutlassOperators:
 
     def targets(self, operation: str) -> tuple[str, ...]:
         """GPU code targets for an operation."""
-        if operation == "grouped_gemm":
-            return ("sm_100a", "sm_100f", "sm_103a", "sm_103f")
-        return (
-            "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f", "sm_120a",
-        )  # fmt: skip
+        return targets_with("tcgen05") if operation == "grouped_gemm" else KNOWN_TARGETS
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
         """Every kernel for ``problem`` on ``target``."""

@@ -14,7 +14,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_contiguous_offset_2d3d_dense
 )
 
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands
+from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
 from cutlass_aot.generators.cutlass_operators.elementwise import Elementwise
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
@@ -26,7 +26,8 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     """Every grouped GEMM for ``problem`` on ``target``."""
     if problem.operation != "grouped_gemm" or not operands.is_elementwise(problem.epilogue):
         return
-    for operator in operators_of(replace(problem, epilogue=None), target).values():
+    listed = operators_of(replace(problem, epilogue=None), target).values()
+    for operator in records.launchable(listed, device):
         yield operands.record(operator, problem, operands.grouped(operator, problem), target, device)
 
 

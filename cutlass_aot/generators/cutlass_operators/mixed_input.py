@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass.operators.providers.cutedsl.gemm.sm100_mixed_input import MixedInputGemmOperator
 
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands
+from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -26,7 +26,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     """Every mixed-input GEMM for ``problem`` on ``target``."""
     if problem.operation != "gemm" or problem.epilogue is not None:
         return
-    for operator in operators_of(problem, target).values():
+    for operator in records.launchable(operators_of(problem, target).values(), device):
         yield operands.record(operator, problem, operands.mixed_input(operator, problem), target, device)
 
 

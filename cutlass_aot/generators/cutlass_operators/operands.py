@@ -28,11 +28,13 @@ from cutlass_aot.schema.kernels.formula import ROTATION, operations_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 BLOCK_SCALED = "PersistentDenseBlockScaledGemm"
+RUBIN_BLOCK_SCALED = "Sm107DenseBlockScaledGemm"
 MIXED_INPUT = "MixedInputGemm"
 GROUPED = "ContiguousOffset2D3DGemmDense"
 
 FAMILIES = {
     BLOCK_SCALED: "SM100 block-scaled: MXFP8, MXFP4, MXFP8 with MXFP4 or MXFP6, NVFP4",
+    RUBIN_BLOCK_SCALED: "SM107 block-scaled: MXFP8, MXFP4, NVFP4, and FP8 with FP4",
     MIXED_INPUT: "SM100 mixed input: integers in A are converted on the way, scaled by block if they are i4",
     GROUPED: "SM100 grouped: A and out hold all groups, one after the other along M",
 }

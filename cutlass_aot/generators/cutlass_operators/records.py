@@ -5,6 +5,7 @@ It imports nothing of the package; operators are passed in. The generator uses i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cutlass_aot.errors import GeneratorError
@@ -23,6 +24,7 @@ FAMILIES = {
     "PersistentDenseGemm": "SM100 persistent, CLC or static scheduler",
     "PersistentDenseGemmPreferredCluster": "SM100 persistent with a preferred and a fallback cluster",
     "PersistentDenseGemmEFC": "SM100 persistent, with any fused epilogue or none",
+    "Sm107DenseGemm": "SM107 persistent, FP8, with a preferred and a fallback cluster",
     "TgvGemm": "SM100 low latency, for few rows of A",
     "Sm90StaticPersistentGemm": "SM90 persistent, warp-specialised",
     "Sm80TensorOpGemm": "SM80 tensor cores, runs on any target from sm_80 on",
@@ -41,6 +43,8 @@ _ALWAYS_STATIC = (
     "MixedInputGemm",
     "ContiguousOffset2D3DGemmDense",
     "Sm90Tf32PersistentGemm",
+    "Sm107DenseGemm",
+    "Sm107DenseBlockScaledGemm",
 )
 _LAYOUTS = {(0, 0, 1): "t", (0, 1, 0): "n"}
 
@@ -105,7 +109,7 @@ def design(operator: Any) -> dict[str, DesignValue]:
         "tile_shape": tuple(int(extent) for extent in metadata.tile_shape),
         "cluster_shape": tuple(int(extent) for extent in metadata.cluster_shape),
     }
-    for name in ("use_2cta_mma", "use_tma_store"):
+    for name in ("use_2cta_mma", "use_tma_store", "enable_breuse"):
         if getattr(metadata, name, None) is not None:
             values[name] = bool(getattr(metadata, name))
     if getattr(metadata, "num_smem_stages", None) is not None:
@@ -142,9 +146,17 @@ def constants(chosen: dict[str, DesignValue], device: DeviceProfile) -> dict[str
     """Numbers of the device profile that a design compiles in: one for each cluster size in it."""
     if chosen["family"] not in _ALWAYS_STATIC and chosen.get("tile_scheduler") != "static":
         return {}
-    sizes = set()
-    for name in ("cluster_shape", "fallback_cluster_shape"):
-        shape = chosen.get(name)
-        if isinstance(shape, tuple):
-            sizes.add(shape[0] * shape[1])
-    return {f"max_active_clusters_{size}": device.active_clusters(size) for size in sorted(sizes)}
+    sizes = sorted(_cluster_sizes(chosen))
+    return {f"max_active_clusters_{size}": device.active_clusters(size) for size in sizes}
+
+
+def launchable(operators: Iterable[Any], device: DeviceProfile) -> Iterator[Any]:
+    """Those of the operators whose clusters fit on the device."""
+    for operator in operators:
+        if _cluster_sizes(design(operator)) <= device.max_active_clusters.keys():
+            yield operator
+
+
+def _cluster_sizes(chosen: Mapping[str, DesignValue]) -> set[int]:
+    shapes = (chosen.get(name) for name in ("cluster_shape", "fallback_cluster_shape"))
+    return {shape[0] * shape[1] for shape in shapes if isinstance(shape, tuple)}

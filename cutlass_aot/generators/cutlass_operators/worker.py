@@ -25,6 +25,7 @@ from cutlass_aot.generators.cutlass_operators import (
     mixed_input,
     operands,
     records,
+    rubin,
 )
 from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
 from cutlass_aot.generators.device_profiles import DeviceProfile
@@ -38,6 +39,7 @@ _SIZES = {"L": 2, "M": 512, "N": 1024, "K": 2048}
 
 _OTHER_FAMILIES: Mapping[str, Any] = {
     operands.BLOCK_SCALED: block_scaled,
+    operands.RUBIN_BLOCK_SCALED: rubin,
     operands.MIXED_INPUT: mixed_input,
     operands.GROUPED: grouped,
 }
@@ -48,7 +50,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     if len(problem.dtypes) != len(EXTENTS):
         return
     if _is_dense(problem):
-        operators = operators_of(replace(problem, epilogue=None), target).values()
+        operators = records.launchable(operators_of(replace(problem, epilogue=None), target).values(), device)
         if problem.epilogue is not None:
             yield from epilogue_records.enumerate_kernels(operators, problem, target, device)
         else:

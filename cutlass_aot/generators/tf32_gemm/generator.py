@@ -12,9 +12,7 @@ from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
 from cutlass_aot.generators.tf32_gemm import NAME
 from cutlass_aot.schema.kernels.kernel import Kernel
-
-SM100_TARGETS = ("sm_100a", "sm_100f", "sm_103a", "sm_103f")
-SM90_TARGETS = ("sm_90a",)
+from cutlass_aot.schema.targets import targets_with
 
 
 class Tf32Gemm:
@@ -47,7 +45,7 @@ class Tf32Gemm:
 
     def targets(self, operation: str) -> tuple[str, ...]:
         """GPU code targets for an operation; none if it is not ``gemm``."""
-        return (*SM90_TARGETS, *SM100_TARGETS) if operation in self.operations else ()
+        return (*targets_with("wgmma"), *targets_with("tcgen05")) if operation in self.operations else ()
 
     def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
         """Every GEMM for ``problem`` on ``target``: A and B are ``tf32``, the output f32, bf16 or f16."""

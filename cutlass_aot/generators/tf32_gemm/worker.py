@@ -22,15 +22,16 @@ _ALIGNMENT = 16
 
 def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> Iterator[Kernel]:
     """Every TF32 GEMM for ``problem`` on ``target``."""
-    for design in operators_of(problem, target):
+    for operator in records.launchable(operators_of(problem, target).values(), device):
+        design = records.design(operator)
         yield Kernel.make(
             operation="gemm",
             generator=NAME,
             operands=constraints(problem, _ALIGNMENT),
             accumulator="f32",
-            design=dict(design),
+            design=design,
             target=target,
-            constants=records.constants(dict(design), device),
+            constants=records.constants(design, device),
         )
 
 

@@ -7,33 +7,30 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.schema.targets import HARDWARE, Target
 
 
-class _Chip(NamedTuple):
-    """Numbers of a compute capability, in bytes, that a device profile does not have.
+class _Memory(NamedTuple):
+    """L2 cache and memory in bytes, which depend on the model: from the data sheets, which name the model."""
 
-    From the CUDA Programming Guide, "Technical Specifications per Compute Capability". Memory and L2 cache
-    depend on the model: they are from the data sheets of A100 80GB, A40, L40S, H200, B200, GB300 and RTX PRO
-    6000.
-    """
-
-    shared_memory_per_block_optin: int
-    shared_memory_per_multiprocessor: int
-    max_threads_per_multi_processor: int
     L2_cache_size: int
     total_memory: int
 
 
-_KB, _MB, _GB = 1 << 10, 1 << 20, 1 << 30
-_CHIPS = MappingProxyType({
-    (8, 0): _Chip(163 * _KB, 164 * _KB, 2048, 40 * _MB, 80 * _GB),
-    (8, 6): _Chip(99 * _KB, 100 * _KB, 1536, 6 * _MB, 48 * _GB),
-    (8, 9): _Chip(99 * _KB, 100 * _KB, 1536, 96 * _MB, 48 * _GB),
-    (9, 0): _Chip(227 * _KB, 228 * _KB, 2048, 50 * _MB, 141 * _GB),
-    (10, 0): _Chip(227 * _KB, 228 * _KB, 2048, 126 * _MB, 180 * _GB),
-    (10, 3): _Chip(227 * _KB, 228 * _KB, 2048, 126 * _MB, 279 * _GB),
-    (12, 0): _Chip(99 * _KB, 100 * _KB, 1536, 128 * _MB, 96 * _GB),
+_MB, _GB = 1 << 20, 1 << 30
+_MEMORY = MappingProxyType({
+    (8, 0): _Memory(40 * _MB, 80 * _GB),  # A100 80GB
+    (8, 6): _Memory(6 * _MB, 48 * _GB),  # A40
+    (8, 9): _Memory(96 * _MB, 48 * _GB),  # L40S
+    (9, 0): _Memory(50 * _MB, 141 * _GB),  # H200
+    (10, 0): _Memory(126 * _MB, 180 * _GB),  # B200
+    (10, 3): _Memory(126 * _MB, 279 * _GB),  # GB300
+    (10, 7): _Memory(126 * _MB, 288 * _GB),  # Rubin; its L2 cache is not published, and taken from the B200
+    (11, 0): _Memory(32 * _MB, 128 * _GB),  # Jetson AGX Thor
+    (12, 0): _Memory(128 * _MB, 96 * _GB),  # RTX PRO 6000
+    (12, 1): _Memory(24 * _MB, 128 * _GB),  # GB10
 })  # fmt: skip
+_SMS = {Target.parse(name)[:2]: hardware.sm for name, hardware in HARDWARE.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class GpuProperties:
     max_threads_per_multi_processor: int
     L2_cache_size: int
     total_memory: int
-    shared_memory_per_block: int = 48 * _KB
+    shared_memory_per_block: int = 48 << 10
     max_threads_per_block: int = 1024
     regs_per_multiprocessor: int = 65536
     warp_size: int = 32
@@ -63,6 +60,14 @@ class GpuProperties:
     @classmethod
     def of(cls, profile: DeviceProfile, seen: tuple[int, int]) -> GpuProperties:
         """The GPU of a profile. A compute capability that is not in the table is taken for the next older."""
-        older = [known for known in _CHIPS if known <= seen]
-        chip = _CHIPS[max(older) if older else min(_CHIPS)]
-        return cls(profile.gpu, *seen, profile.sm_count, **chip._asdict())
+        known = max((known for known in _MEMORY if known <= seen), default=min(_MEMORY))
+        sm = _SMS[known]
+        return cls(
+            profile.gpu,
+            *seen,
+            profile.sm_count,
+            sm.block_bytes,
+            sm.shared_bytes,
+            sm.threads,
+            **_MEMORY[known]._asdict(),
+        )

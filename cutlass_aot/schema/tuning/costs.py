@@ -41,11 +41,12 @@ _TYPICAL = {
     8: Machine(108, 1410, 2039),
     9: Machine(132, 1980, 3352),
     10: Machine(148, 1965, 8000),
+    11: Machine(20, 1575, 273),
     12: Machine(170, 2407, 1792),
 }
-"""A typical GPU of each major compute capability: A100, H100, B200, RTX 5090. The clocks are rough."""
+"""A typical GPU of each major compute capability: A100, H100, B200, Thor, RTX 5090. The clocks are rough."""
 
-_FLOPS = {8: 2048, 9: 4096, 10: 8192, 12: 512}
+_FLOPS = {8: 2048, 9: 4096, 10: 8192, 11: 8192, 12: 512}
 """Operations that an SM does in a clock on dense operands of 16 bits, by major compute capability: the
 published peak of those GPUs over SMs and clock, as a power of two."""
 

@@ -24,6 +24,7 @@ from elftools.elf.elffile import ELFFile
 import cutlass_aot
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.runtime.launching.gpu_code import Code
+from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, FileReference
 from cutlass_aot.schema.compression import decompressed
@@ -47,9 +48,9 @@ GLIBC = "2.28"
 MANIFEST = """
 [bundle]
 name = "hosts"
-targets = ["sm_80", "sm_90a", "sm_100a"]
+targets = TARGETS
 hosts = ["x86_64", "aarch64"]
-device = { sm_80 = "h200", sm_90a = "h200", sm_100a = "b200" }
+device = DEVICES
 
 [[kernels]]
 generator = "simt_f64_gemm"
@@ -74,7 +75,34 @@ out = "f32"
 tile = "128x128"
 cluster = "1x1"
 max_per_group = 2
+
+[[kernels]]
+generator = "cutlass.operators"
+targets = ["sm_121a"]
+ab = "bf16"
+max_per_group = 1
 """
+DEVICES = {"sm_80": "h200", "sm_90a": "h200", "sm_100a": "b200", "sm_121a": "gb10"}
+if not not_compiled(["sm_107a", "sm_110a"], dsl_toolkit()):
+    DEVICES |= {"sm_107a": "rubin", "sm_110a": "thor"}
+    MANIFEST += """
+[[kernels]]
+generator = "cutlass.operators"
+targets = ["sm_110a"]
+ab = "bf16"
+family = "PersistentDenseGemm"
+max_per_group = 1
+
+[[kernels]]
+generator = "cutlass.operators"
+targets = ["sm_107a"]
+ab = "f8e4m3"
+out = "bf16"
+family = "Sm107DenseGemm"
+max_per_group = 1
+"""
+_PAIRS = ", ".join(f'{target} = "{name}"' for target, name in DEVICES.items())
+MANIFEST = MANIFEST.replace("TARGETS", str(list(DEVICES))).replace("DEVICES", f"{{ {_PAIRS} }}")
 
 
 @dataclass(frozen=True)
@@ -421,7 +449,7 @@ def test_python_does_with_a_bundle_what_it_does_elsewhere(
     assert sum(line.startswith("launch ") for line in lines) == len(handles)
     for refusal in ("one operand less", "an extent", "a number"):
         assert sum(line.startswith(f"{refusal}: ") for line in lines) == len(handles)
-    assert sum(line.startswith("another GPU: Incompatible: ") for line in lines) == 3
+    assert sum(line.startswith("another GPU: Incompatible: ") for line in lines) == len(DEVICES)
 
 
 def test_the_commands_of_a_user_of_aarch64(hosts: Sequence[Host], bundle: Path, no_gpu: None) -> None:

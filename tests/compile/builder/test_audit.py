@@ -89,6 +89,23 @@ def test_the_target_is_read_with_its_suffix(objects: dict[str, Path]) -> None:
     assert targets == {"sm_80", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_103a"}
 
 
+@pytest.mark.parametrize(("value", "target"), [(1, "sm_100a"), (0, "")])
+def test_the_suffix_is_read_where_cuda_13_writes_it(
+    objects: dict[str, Path], value: int, target: str
+) -> None:
+    # It sets no flag, and has attribute 9 of .nv.compat instead: here, in the place of attribute 5.
+    data = bytearray(objects["gemm_sm_100a"].read_bytes())
+    start = data.index(b"\x7fELF", 1)
+    data[start + 48] &= ~8
+    record = data.index(bytes([2, 2, 2, 0, 2, 5]), start) + 4
+    data[record + 1 : record + 3] = bytes([9, value])
+    if target:
+        assert inspect_object(bytes(data)).facts.cubin_target == target
+    else:
+        with pytest.raises(CorruptFile, match="the fat binary says sm_100a, its cubin sm_100:"):
+            inspect_object(bytes(data))
+
+
 def test_real_objects_pass(objects: dict[str, Path]) -> None:
     for name, path in objects.items():
         inspection = inspect_object(path.read_bytes())

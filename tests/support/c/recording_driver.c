@@ -155,7 +155,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
   return device ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 EXPORT CUresult cuDriverGetVersion(int *version) {
-  *version = 13000;
+  *version = 13040;
   return CUDA_SUCCESS;
 }
 

@@ -109,6 +109,15 @@ def test_another_target_serves_where_the_best_one_has_nothing(use):
         jit.compiled_for(query(*linear()), H200)
 
 
+def test_a_target_that_the_dsl_does_not_compile_for_is_left_out(use, monkeypatch):
+    monkeypatch.setattr(jit, "dsl_toolkit", lambda: 12)
+    rubin, thor = jit._Gpu(0, (10, 7), 224, "NVIDIA Rubin"), jit._Gpu(0, (11, 0), 20, "NVIDIA Thor")
+    use(Generator(targets=("sm_107a", "sm_110a", "sm_100f")))
+    assert jit.compiled_for(query(*linear()), rubin).kernel.target == "sm_100f"
+    with pytest.raises(KernelNotFound, match=r"a DSL that compiles for sm_110a: pip install .*cu13"):
+        jit.compiled_for(query(*linear()), thor)
+
+
 def test_strides_give_the_layouts_and_an_extent_of_one_both(use):
     d = cutlass_aot.describe
     kernels = list(jit.problems_of(query(d((1, 64), "f16"), d((64, 8), "f16"), d((1, 8), "f16"))))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from cutlass_aot.builder import toolchain
+from cutlass_aot.builder.assemble import cuda_driver_for
 from cutlass_aot.errors import ToolchainError
+from cutlass_aot.runtime.machine import cuda_driver
 
 
 def install(root, name, files, version="1.0", record=True):
@@ -107,3 +110,32 @@ def test_none_of_our_modules_that_make_objects_is_forgotten():
     known = {name.removesuffix(".py").removesuffix("/__init__") for name in toolchain.CODE_GENERATION}
     packages = {"builder/compile", "builder/link"}
     assert modules - known == {*packages, "builder/compile/messages", "builder/compile/trace"}
+
+
+def test_targets_that_the_assembler_does_not_know_are_refused(first):
+    install(first, "nvidia-cutlass-dsl-libs-cu12", {"libs.py": "1"})
+    compiler = toolchain.detect_compiler()
+    assert compiler.toolkit == 12
+    compiler.require(["sm_100a", "sm_121a"])
+    with pytest.raises(ToolchainError, match=r"for CUDA 12 here.* code for sm_107a: pip install .*cu13"):
+        compiler.require(["sm_100a", "sm_107a"])
+
+
+def test_it_differs_on_the_libraries_that_the_driver_chooses(first, monkeypatch):
+    for toolkit in (12, 13):
+        install(first, f"nvidia-cutlass-dsl-libs-cu{toolkit}", {f"libs{toolkit}.py": "1"})
+    monkeypatch.setattr(cuda_driver, "driver_version", lambda: (12, 9))
+    older = toolchain.detect_compiler()
+    monkeypatch.setattr(cuda_driver, "driver_version", lambda: (13, 0))
+    newer = toolchain.detect_compiler()
+    assert (older.toolkit, newer.toolkit) == (12, 13)
+    assert older.fingerprint != newer.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("assemblers", "driver"),
+    [([], "12.0"), (["12.9"], "12.0"), (["12.9", "13.4.59"], "13.0"), (["11.8"], "12.0")],
+)
+def test_a_bundle_needs_a_driver_of_its_assemblers_major_version(assemblers, driver):
+    facts = [SimpleNamespace(facts=SimpleNamespace(ptxas_version=version)) for version in assemblers]
+    assert cuda_driver_for(facts) == driver

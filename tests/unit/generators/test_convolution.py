@@ -22,6 +22,7 @@ from cutlass_aot.kernels.conv2d_fprop_plan import (
     Convolution,
 )
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.targets import targets_with
 
 THREE = Convolution((3, 3), (1, 1), (1, 1), (1, 1), (128, 128, 64), 2)
 
@@ -129,5 +130,5 @@ def test_operands_are_images_filters_and_an_output(kernel_module):
 
 def test_it_is_for_gpus_with_tma(kernel_module):
     generator = DeclaredGenerator(conv2d_fprop)
-    assert set(generator.targets("conv2d_fprop")) == {"sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f"}
+    assert set(generator.targets("conv2d_fprop")) == {*targets_with("wgmma"), *targets_with("tcgen05")}
     assert not enumerated("sm_80")

@@ -10,13 +10,14 @@ from cutlass_aot.generators.device_profiles import (
     DeviceProfile,
     builtin_profiles,
     load_profile,
+    profile_for,
 )
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 
 
 def test_the_promised_profiles_are_there():
-    assert {"b200", "gb300", "h200"} <= set(builtin_profiles())
+    assert set(builtin_profiles()) == {"b200", "gb10", "gb300", "h200", "rubin", "thor"}
 
 
 @pytest.mark.parametrize("name", builtin_profiles())
@@ -24,7 +25,7 @@ def test_a_profile_is_possible(name):
     profile = load_profile(name)
     assert profile.name == name
     assert profile.source.startswith("derived") is not profile.measured
-    for size in CLUSTER_SIZES:
+    for size in profile.max_active_clusters:
         assert 1 <= profile.active_clusters(size) <= profile.sm_count // size
     assert from_plain(DeviceProfile, decode(encode(to_plain(profile)), "it"), "it") == profile
 
@@ -33,6 +34,28 @@ def test_the_h200_is_as_measured():
     profile = load_profile("h200")
     assert profile.measured
     assert dict(profile.max_active_clusters) == {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("sm_80", "b200"), ("sm_90a", "h200"), ("sm_100a", "b200"), ("sm_100f", "b200"),
+        ("sm_103a", "gb300"), ("sm_103f", "gb300"), ("sm_107a", "rubin"), ("sm_110a", "thor"),
+        ("sm_120a", "b200"), ("sm_121a", "gb10"),
+    ],
+)  # fmt: skip
+def test_the_profile_of_a_target(target: str, name: str) -> None:
+    assert profile_for(target).name == name
+
+
+def test_clusters_that_do_not_fit_have_no_number() -> None:
+    thor = load_profile("thor")
+    assert tuple(thor.max_active_clusters) == CLUSTER_SIZES[:4]
+    with pytest.raises(
+        ManifestError,
+        match=r"no max_active_clusters for clusters of 16 .*it has 1, 2, 4, 8.*do not fit",
+    ):
+        thor.active_clusters(16)
 
 
 GOOD = """
@@ -60,7 +83,7 @@ def test_a_profile_of_ones_own(tmp_path):
     ("old", "new", "message"),
     [
         ("16 = 1", "16 = 0", r"max_active_clusters.16 is 0.*zero has made kernels hang"),
-        ("16 = 1", "", "needs a value for each of the cluster sizes"),
+        ("8 = 1", "", "needs a value for each of the cluster sizes"),
         ("sm_count = 10", "sm_count = 0", "sm_count is 0"),
         ("sm_count = 10", "", r"missing \['sm_count'\]"),
         ("sm_count = 10", "sm_count = true", "sm_count is True"),
@@ -77,7 +100,7 @@ def test_a_bad_profile_is_named(tmp_path, old, new, message):
 
 def test_an_unknown_profile_is_named():
     with pytest.raises(
-        ManifestError, match=r"unknown device profile 'b100': expected one of b200, gb300, h200"
+        ManifestError, match=r"unknown device profile 'b100': expected one of b200, gb10, gb300, h200"
     ):
         load_profile("b100")
 
@@ -97,6 +120,6 @@ def test_another_name_is_refused_with_the_profile_that_may_be_meant(name, advice
     with pytest.raises(ManifestError) as caught:
         load_profile(name)
     assert str(caught.value) == (
-        f"bundle.device: unknown device profile {name!r}: expected one of b200, gb300, h200, or the path of "
-        f"a .toml file{advice}"
+        f"bundle.device: unknown device profile {name!r}: expected one of b200, gb10, gb300, h200, rubin, "
+        f"thor, or the path of a .toml file{advice}"
     )

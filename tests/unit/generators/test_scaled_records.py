@@ -15,6 +15,7 @@ from cutlass_aot.schema.kernels.constraints import Scale
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
+from cutlass_aot.schema.targets import targets_with
 from tests.support.operators import Operator, element
 
 MX, NV = ScaleRequest("f8e8m0", 32), ScaleRequest("f8e4m3", 16)
@@ -185,7 +186,7 @@ def test_unknown_element_types_are_said():
 
 def test_grouped_kernels_are_for_blackwell_alone():
     generator = CutlassOperators()
-    assert generator.targets("grouped_gemm") == ("sm_100a", "sm_100f", "sm_103a", "sm_103f")
+    assert generator.targets("grouped_gemm") == targets_with("tcgen05")
     assert "sm_90a" in generator.targets("gemm")
     for family in operands.FAMILIES:
         assert family in generator.design["family"]

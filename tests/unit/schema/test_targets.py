@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from cutlass_aot.schema.drivers import COMPUTE_CAPABILITIES
-from cutlass_aot.schema.targets import KNOWN_TARGETS, Target, minimum_cuda, target_meant
+from cutlass_aot.schema.targets import (
+    FEATURES,
+    HARDWARE,
+    KNOWN_TARGETS,
+    Target,
+    minimum_cuda,
+    target_meant,
+    targets_with,
+)
 from cutlass_aot.schema.versions import major_minor, release
 
 RUNS = {
@@ -22,6 +30,13 @@ RUNS = {
     ("sm_103a", (10, 3)): True,
     ("sm_120a", (12, 0)): True,
     ("sm_120a", (12, 1)): False,
+    ("sm_121a", (12, 1)): True,
+    ("sm_121a", (12, 0)): False,
+    ("sm_110a", (11, 0)): True,
+    ("sm_107a", (10, 7)): True,
+    ("sm_107a", (10, 3)): False,
+    ("sm_100f", (10, 7)): True,
+    ("sm_103f", (10, 7)): True,
     ("sm_100f", (12, 0)): False,
     # Tegra runs cubins for itself alone, and no other GPU runs those.
     ("sm_80", (8, 7)): False,
@@ -66,9 +81,23 @@ def test_newer_targets_need_newer_drivers():
     assert minimum_cuda(Target.parse("sm_103a")) == (12, 9)
     assert minimum_cuda(Target.parse("sm_100f")) == (12, 9)
     assert minimum_cuda(Target.parse("sm_110a")) == (13, 0)
+    assert minimum_cuda(Target.parse("sm_107a")) == (13, 4)
+    assert minimum_cuda(Target.parse("sm_121a")) == (12, 9)
     # Of one that is not in the table, the next older one's.
     assert minimum_cuda(Target.parse("sm_88")) == minimum_cuda(Target.parse("sm_86"))
     assert minimum_cuda(Target.parse("sm_75")) == (11, 0)
+    assert minimum_cuda(Target.parse("sm_100")) == (12, 8)
+    assert minimum_cuda(Target.parse("sm_120f")) == (12, 9)
+
+
+def test_targets_are_known_by_their_features() -> None:
+    assert targets_with() == KNOWN_TARGETS
+    assert targets_with("wgmma") == ("sm_90a",)
+    assert targets_with("tcgen05_rubin", "fp8") == ("sm_107a",)
+    assert targets_with("tcgen05", "tcgen05_int8") == ("sm_100a", "sm_110a")
+    assert frozenset().union(*(hardware.features for hardware in HARDWARE.values())) == FEATURES.keys()
+    with pytest.raises(ValueError, match=r"unknown features \['tensor'\]: expected some of fp8, wgmma"):
+        targets_with("fp8", "tensor")
 
 
 def test_versions_compare_as_numbers():
@@ -99,7 +128,7 @@ def test_text_is_no_version(text):
             ("sm_80", "sm_90a", "sm_100a"),
             "; none of these runs on GPUs of compute capability 12.0",
         ),
-        ("sm_110a", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 11.0"),
+        ("Thor", KNOWN_TARGETS, "; sm_110a runs on GPUs of compute capability 11.0"),
         ("sm_75", KNOWN_TARGETS, "; none of these runs on GPUs of compute capability 7.5"),
         ("sm_103a", ("sm_90a", "sm_100f"), "; sm_100f runs on GPUs of compute capability 10.3"),
         ("H200", KNOWN_TARGETS, "; sm_90a runs on GPUs of compute capability 9.0"),
