@@ -5,12 +5,13 @@ cutlass-aot build manifests/sm90_scaled.toml; python -m pytest -m gpu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tests.gpu.conftest import opened
+from tests.gpu.conftest import REPOSITORY, opened
 from tools.bench.experts import wide
 
 torch = pytest.importorskip("torch")
@@ -18,8 +19,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 BOUNDS = {"bf16": 4e-3, "f16": 5e-4, "f32": 2e-4}
-"""Largest relative error (Frobenius norm) by element type of the output; rounding to bf16 alone is 1.7e-3. Sums of
-128 products on tensor cores have errors of 1e-4."""
+"""Largest relative error (Frobenius norm) by element type of the output; rounding to bf16 alone is 1.7e-3, and
+sums of 128 products on tensor cores have errors of 1e-4."""
 
 DENSE = (
     (1, 1, 16, 16), (1, 7, 576, 400), (2, 333, 2112, 528), (1, 64, 4096, 7168), (3, 130, 48, 4096),
@@ -148,3 +149,13 @@ def test_the_error_does_not_grow_with_k(bundle):
         expected = wide(torch, x, factors[0]).double() @ wide(torch, w, factors[1]).double().T
         found.append(error(out, expected))
     assert found[1] < 1.5 * found[0]
+
+
+def test_the_page_runs(bundle, monkeypatch):
+    page = (REPOSITORY / "docs" / "reference" / "sm90-gemm.md").read_text()
+    (block,) = re.findall(r"^```python gpu scaled\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(REPOSITORY)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    x, weight = (wide(torch, names[name], names[f"{name}_factors"]).double() for name in ("x", "weight"))
+    assert error(names["out"], x @ weight.T) < BOUNDS["bf16"]

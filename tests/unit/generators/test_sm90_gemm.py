@@ -71,7 +71,8 @@ def test_it_is_a_generator_whose_sources_are_part_of_the_key() -> None:
 
 def test_one_target() -> None:
     assert Sm90Gemm().targets("gemm") == ("sm_90a",)
-    assert Sm90Gemm().targets("grouped_gemm") == ()
+    assert Sm90Gemm().targets("masked_grouped_gemm") == ("sm_90a",)
+    assert Sm90Gemm().targets("conv2d_fprop") == ()
 
 
 @pytest.mark.parametrize("target", sorted({*KNOWN_TARGETS} - {"sm_90a"}))
