@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cutlass_aot.generators.sm90_gemm.generator import INPUTS, LAYOUTS, Sm90Gemm
+from cutlass_aot.generators.sm90_gemm.generator import INPUTS, LAYOUTS, SCALES, Sm90Gemm
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.schema.kernels.design import full_name
 from tests.support.paths import REPOSITORY
@@ -13,9 +13,8 @@ from tests.support.paths import REPOSITORY
 TEXT = (REPOSITORY / "docs" / "reference" / "sm90-gemm.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return str(found)
+def blocks(language: str) -> list[str]:
+    return list(map(str, re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)))
 
 
 def test_its_designs_are_those_that_can_be_filtered_on() -> None:
@@ -32,9 +31,17 @@ def test_its_types_are_those_that_there_are() -> None:
 
 def test_its_tables_are_manifests() -> None:
     head = '[bundle]\nname = "page"\ntargets = ["sm_90a"]\ndevice = "h200"\n'
-    (table,) = parse_manifest((head + block("toml")).encode(), Path("docs/reference/sm90-gemm.md")).tables
-    assert table.generator == "sm90_gemm"
-    fused = REPOSITORY / "manifests" / "sm90_fused.toml"
-    manifest = parse_manifest(fused.read_bytes(), fused)
-    assert f'"build/bundles/{manifest.name}"' in block("python gpu")
-    assert 'epilogue="D = gelu(accum + bias)"' in block("python gpu")
+    plain, scaled = (
+        parse_manifest((head + block).encode(), Path("docs/reference/sm90-gemm.md")).tables[0]
+        for block in blocks("toml")
+    )
+    assert (plain.generator, plain.scales) == ("sm90_gemm", ((None, None),))
+    assert (scaled.generator, scaled.scales) == ("sm90_gemm", (SCALES,))
+    for name, language, call in (
+        ("sm90_fused", "python gpu", 'epilogue="D = gelu(accum + bias)"'),
+        ("sm90_scaled", "python gpu scaled", "a_scale=x_factors, b_scale=weight_factors"),
+    ):
+        path = REPOSITORY / "manifests" / f"{name}.toml"
+        (block,) = blocks(language)
+        assert f'"build/bundles/{parse_manifest(path.read_bytes(), path).name}"' in block
+        assert call in block
