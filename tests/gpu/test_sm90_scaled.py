@@ -19,8 +19,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 BOUNDS = {"bf16": 4e-3, "f16": 5e-4, "f32": 2e-4}
-"""Largest relative error (Frobenius norm) by element type of the output. Rounding to bf16 alone is 1.7e-3; sums of
-128 products on tensor cores have errors of 1e-4."""
+"""Largest relative error (Frobenius norm) by element type of the output.
+
+Rounding to bf16 alone is 1.7e-3; sums of 128 products on tensor cores have errors of 1e-4."""
 
 DENSE = (
     (1, 1, 16, 16), (1, 7, 576, 400), (2, 333, 2112, 528), (1, 64, 4096, 7168), (3, 130, 48, 4096),

@@ -227,7 +227,7 @@ def test_a_record_of_another_hand_is_refused(kernels: list[Kernel]) -> None:
 @pytest.mark.parametrize(
     "problem",
     [
-        replace(PROBLEM, operation="grouped_gemm"),
+        replace(PROBLEM, operation="conv2d_fprop"),
         replace(PROBLEM, scales=(ScaleRequest("f8e8m0", 32), None)),
         replace(PROBLEM, dtypes=("bf16", "f16", "bf16")),
         replace(PROBLEM, dtypes=("bf16", "bf16", "f16")),
