@@ -198,7 +198,8 @@ static int extent_at(const struct launcher *launcher, const struct place *place,
   const DLTensor *tensor = tensor_of(&arguments[place->operand]);
   if (!tensor || (tensor->ndim != operand->rank && !(operand->flags & BATCH && tensor->ndim == operand->rank - 1))) return 0;
   *extent = place->mode > tensor->ndim ? 1 : tensor->shape[tensor->ndim - place->mode];
-  if (place->mode == operand->contiguous && tensor->dtype.lanes == 2 && operand->bits == 4) *extent *= 2;
+  /* Unsigned, as what is not an extent may overflow; it is refused elsewhere. */
+  if (place->mode == operand->contiguous && tensor->dtype.lanes == 2 && operand->bits == 4) *extent = (int64_t)((uint64_t)*extent * 2);
   return 1;
 }
 
