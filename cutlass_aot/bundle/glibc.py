@@ -59,7 +59,7 @@ def promised_glibc(libraries: Iterable[tuple[int, int]]) -> str:
 def glibc_of(libraries: Iterable[Path]) -> str:
     """The glibc that a bundle promises to need, with these libraries, each one zstd frame.
 
-    A file that cannot be read is a :class:`BundleError`, one that is no such library a :class:`CorruptFile`.
+    A file that cannot be read is a :class:`BundleError`, any other file a :class:`CorruptFile`.
     """
     read = {}
     for path in sorted(set(libraries)):

@@ -11,7 +11,7 @@ Before each launch the L2 cache is flushed, and a kernel that waits covers what 
 reported is the time of the GEMM's own kernels, the median of all launches, which are made in turns. Scale
 factors are given as each library takes them without a transform. With ``--kernels`` each kernel of the
 bundle takes part. The table has microseconds, TFLOP/s of the choice, and how many times as fast it is as
-each of the others. Results are held against a product in f32 first; one that is wrong ends the run.
+each of the others. Results are checked against a product in f32 first; one that is wrong ends the run.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ def test_scale_factors():
     assert table.scales == ((None, None),)
     both = 'scale = [{ dtype = "f8e8m0", block = 32 }, { dtype = "f8e4m3", block = 16 }]'
     (table,) = parse(GOOD + both).tables
-    assert table.scales == ((("f8e8m0", 32),) * 2, (("f8e4m3", 16),) * 2)
+    assert table.scales == ((("f8e8m0", 32, 1),) * 2, (("f8e4m3", 16, 1),) * 2)
     (table,) = parse(GOOD + 'a_scale = { dtype = "bf16", block = 128 }').tables
-    assert table.scales == ((("bf16", 128), None),)
+    assert table.scales == ((("bf16", 128, 1), None),)
 
 
 def test_an_operation_can_fix_its_operands():
