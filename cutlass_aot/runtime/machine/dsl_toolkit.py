@@ -27,8 +27,8 @@ def dsl_toolkit(names: Iterable[str] | None = None) -> int | None:
     if names is None:
         # Those alone: metadata of others may be damaged.
         majors = {hardware.cuda[0] for hardware in HARDWARE.values()}
-        asked = (f"nvidia-cutlass-dsl-libs-cu{major}" for major in sorted(majors))
-        names = [name for name in asked if installed_version(name)]
+        packages = (f"nvidia-cutlass-dsl-libs-cu{major}" for major in sorted(majors))
+        names = [name for name in packages if installed_version(name)]
     found = {int(match[1]) for match in map(_LIBRARIES.fullmatch, names) if match}
     if len(found) > 1:
         try:
