@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib import metadata
 
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.runtime.machine.host import installed_version
 from cutlass_aot.schema.targets import HARDWARE
 
 _LIBRARIES = re.compile(r"nvidia[-_.]cutlass[-_.]dsl[-_.]libs[-_.]cu([0-9]+)", re.IGNORECASE)
@@ -25,7 +25,10 @@ def dsl_toolkit(names: Iterable[str] | None = None) -> int | None:
     None looks.
     """
     if names is None:
-        names = (distribution.metadata["Name"] or "" for distribution in metadata.distributions())
+        # Those alone: metadata of others may be damaged.
+        majors = {hardware.cuda[0] for hardware in HARDWARE.values()}
+        packages = (f"nvidia-cutlass-dsl-libs-cu{major}" for major in sorted(majors))
+        names = [name for name in packages if installed_version(name)]
     found = {int(match[1]) for match in map(_LIBRARIES.fullmatch, names) if match}
     if len(found) > 1:
         try:
@@ -46,6 +49,6 @@ def not_compiled(targets: Iterable[str], toolkit: int | None) -> list[str]:
 def toolkit_for(target: str) -> str:
     """What has to be installed for a DSL that compiles for a target."""
     toolkit = HARDWARE[target].cuda[0]
-    versions = [item.version for item in metadata.distributions(name="nvidia-cutlass-dsl")]
-    release = f"=={versions[0]}" if versions else ""
+    version = installed_version("nvidia-cutlass-dsl")
+    release = f"=={version}" if version else ""
     return f'pip install "nvidia-cutlass-dsl[cu{toolkit}]{release}"'

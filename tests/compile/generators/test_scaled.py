@@ -17,8 +17,15 @@ import pytest
 import cutlass_aot
 from cutlass_aot import describe, scales, view_as
 from cutlass_aot.errors import KernelNotFound
-from cutlass_aot.generators.cutlass_operators.operands import BLOCK_SCALED, FAMILIES, GROUPED, MIXED_INPUT
+from cutlass_aot.generators.cutlass_operators.operands import (
+    BLOCK_SCALED,
+    FAMILIES,
+    GROUPED,
+    MIXED_INPUT,
+    RUBIN_BLOCK_SCALED,
+)
 from cutlass_aot.runtime.launching.tensors import describe_operand, to_ffi
+from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.operands import supports
 from tests.compile.builder.test_build import blobs, command, is_object
@@ -42,6 +49,9 @@ TABLES: dict[str, tuple[str, str, str, Any, Any, str, str]] = {
     "grouped": ("bf16", "bf16", "bf16", None, None, 'tile = "128x128"', "sm_103f"),
 }
 FAMILY = dict.fromkeys(TABLES, BLOCK_SCALED) | {"u8": MIXED_INPUT, "i4": MIXED_INPUT, "grouped": GROUPED}
+if not not_compiled(["sm_107a"], dsl_toolkit()):
+    TABLES["rubin"] = ("f8e4m3", "f4e2m1", "bf16", MX, MX, 'tile = "128x128"', "sm_107a")
+    FAMILY["rubin"] = RUBIN_BLOCK_SCALED
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +81,7 @@ def bundle(store):
 
 
 def test_the_list_of_families_is_whole():
-    assert set(FAMILY.values()) == set(FAMILIES)
+    assert {*FAMILY.values(), RUBIN_BLOCK_SCALED} == set(FAMILIES)
 
 
 def shapes_of(name, m=M, n=N, k=K):
@@ -248,7 +258,7 @@ def test_every_kernel_has_the_instructions_that_its_record_calls_for(bundle, sto
         "u8": "UTCHMMA",
         "i4": "UTCHMMA",
         "grouped": "UTCHMMA",
-    }
+    } | {name: "UTCQMMA with scale factors" for name in TABLES if name == "rubin"}
 
 
 # In a process of its own: the DSL reads its environment once.
