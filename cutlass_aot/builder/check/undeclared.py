@@ -153,7 +153,8 @@ def undeclared(name: str, target: str | None = None) -> list[Finding]:
     generator = reference.load()
     if not isinstance(generator, DeclaredGenerator):
         raise GeneratorError(
-            f"generator {name!r} is a class: kernels of @cutlass_aot.kernel alone are checked"
+            f"generator {name!r} is a class: kernels of @cutlass_aot.kernel alone are checked; "
+            "`cutlass-aot try` compiles a kernel of a class"
         )
     targets = generator.targets(name)
     if target is not None and target not in targets:

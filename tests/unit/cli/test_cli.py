@@ -563,8 +563,9 @@ def test_a_kernel_that_is_here_and_not_installed_is_told_with_what_to_do(
     status, _, err = run(command, name)
     assert status == 2
     assert (
-        f"no installed package has a generator {name!r}, but {file} declares kernels: name {file} to `try` "
-        f"or `check`; for `build`, install it with: python -m pip install --editable {project}\n"
+        f"no installed package has a generator {name!r}, but {file} declares kernels: name {file} to `try`, "
+        "or to `check` if the kernels are declared; for `build`, install it with: "
+        f"python -m pip install --editable {project}\n"
     ) in err
 
 
