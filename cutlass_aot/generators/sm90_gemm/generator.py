@@ -325,14 +325,15 @@ def _cost(operation: str) -> str:
         " * cluster_shape_0 * cluster_shape_1 * cluster_shape_2)"
     )
     turns = f"{blocks} / sm_count / blocks_per_sm"
-    product, load, tile, bandwidth, rest = 2.43e-5, 6.02e-4, 2.39, 0.63, 0.08
+    # Microseconds of an element of a tile, of a row or column that is loaded, and of a tile; how much of the
+    # bandwidth is reached; and how much of the shorter of two times the longer one does not hide.
+    product, load, tile, bandwidth, rest = 2.4e-5, 7.3e-4, "2.24 * (1 - 0.31 * persistent)", 0.67, 0.165
     if groups == "G":
-        product, load, tile, bandwidth, rest = 2.7e-5, 1.72e-3, 0.013, 0.96, 0.4
+        product, load, tile, bandwidth, rest = 2.55e-5, 1.5e-3, "0.3", 0.98, 0.45
     turns = f"maximum({turns}, 1)" if groups == "G" else f"ceil({turns})"
-    step = (
-        f"maximum({product} * {height} * {width} * (1 + 0.3 * swap_operands),"
-        f" {load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0))"
-    )
+    products = f"{product} * {height} * {width} * (1 + 0.6 * swap_operands)"
+    loads = f"{load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
+    step = f"(maximum({products}, {loads}) + 0.05 * minimum({products}, {loads}))"
     beside = f"minimum(blocks_per_sm, ceil({blocks} / sm_count))"
     compute = f"{turns} * (ceil(ceil(K / {SCALED_BLOCK}) / cluster_shape_2) * {beside} * {step} + {tile})"
     memory = f"{groups} * ({rows} * K + N * K + 2 * {rows} * N) / ({bandwidth * 1000:.4g} * memory_bandwidth)"

@@ -24,7 +24,7 @@ from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, KernelHandles
 from cutlass_aot.runtime.selection import match, tiers
-from cutlass_aot.runtime.selection.cost_model import Candidates
+from cutlass_aot.runtime.selection.cost_model import Candidates, Estimate
 from cutlass_aot.runtime.selection.query import Computation, Query
 from cutlass_aot.runtime.selection.tiers import Constants, KnownSpeeds, Preference, Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry
@@ -204,8 +204,11 @@ class _Match(NamedTuple):
         """What is expected of each kernel, best first."""
         preference, candidates = self.preference, self.serving.candidates()
         times = dict(zip(preference.digests, preference.expected, strict=False))
-        estimates = tiers.estimates(self.serving.known, candidates, self.extents, self.machine)
         costs = self.costs() if self.costs else {}
+        estimates: Mapping[str, Estimate] = {}
+        if not costs or preference.tier != "declared":
+            # Else the author's formula knows the kernels better than constants that are derived from designs.
+            estimates = tiers.estimates(self.serving.known, candidates, self.extents, self.machine)
         found = []
         for handle in self.ordered():
             own = estimates.get(handle.digest)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+import cutlass_aot
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.gemm import problem_of_kernel, scales_of
@@ -17,6 +19,7 @@ from cutlass_aot.manifest.scales import parse_scales
 from cutlass_aot.schema.kernels.cost import cost_of, names_of, numbers_of
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, extent_names, packed, supports
+from tests.support.bundles import write_bundle
 from tests.support.replace import replace
 
 FP8 = ("f8e4m3", "f8e4m3", "bf16")
@@ -163,3 +166,17 @@ def test_scale_factors_of_blocks_in_manifests() -> None:
     for block in ([128], [128, 0], [128, 128, 128], "128"):
         with pytest.raises(ManifestError, match=r"kernels\[0\]\.a_scale\.block: .*expected"):
             parse_scales({"a_scale": {"dtype": "f32", "block": block}}, "kernels[0]")
+
+
+def test_a_bundle_chooses_by_the_formula_and_expects_its_costs_alone(tmp_path: Path) -> None:
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", enumerated(SCALED) + enumerated(GROUPED)))
+    for problem, name in ((SCALED, "L"), (GROUPED, "G")):
+        operands = enumerated(problem)[0].operands
+        given = packed(operands, {"M": 96, "N": 4096, "K": 7168, name: 8})
+        choice = bundle.choose(*given, operation=problem.operation, gpu="H200")
+        assert choice.tier == "declared"
+        costs = [item.cost for item in choice.expected]
+        assert None not in costs
+        assert costs == sorted(costs, key=lambda cost: cost or 0.0)
+        # Derived constants, which know nothing of scale factors and groups, are not shown beside.
+        assert {item.microseconds for item in choice.expected} == {None}
