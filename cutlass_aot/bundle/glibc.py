@@ -59,7 +59,8 @@ def promised_glibc(libraries: Iterable[tuple[int, int]]) -> str:
 def glibc_of(libraries: Iterable[Path]) -> str:
     """The glibc that a bundle promises to need, with these libraries, each one zstd frame.
 
-    A file that cannot be read is a :class:`BundleError`, any other file a :class:`CorruptFile`.
+    Raises :class:`BundleError` for a file that cannot be read, and :class:`CorruptFile` for one that holds
+    something else.
     """
     read = {}
     for path in sorted(set(libraries)):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _extent = click.IntRange(1)
 _FILTERS = {
+    "operation": "Operation, such as grouped_gemm.",
     "dtypes": "Element types of the operands, such as bf16.bf16.bf16.",
     "layouts": "Layout letters of the operands, such as tnt.",
     "accumulator": "Element type of the accumulator.",
@@ -78,7 +79,7 @@ def command(
     operands have. No GPU is needed: --gpu names the one to choose for, and leaves the targets that run on it;
     a model that neither BUNDLE was measured on nor cutlass-aot knows is refused. Operands are taken to be
     packed. For each kind of problem that BUNDLE has and the filters leave, such as each element type, the
-    first kernels are shown, with their expected times, or their costs by the formula of their declaration, if
+    first kernels are shown, with their expected times, or their costs by a formula, if
     these are known; the last line says which options leave one.
 
     \b

@@ -66,7 +66,7 @@ def test_its_commands_and_its_choice_run(tmp_path: Path) -> None:
         environment,
     )
     assert "threads256" in chosen
-    assert "(declared: the least by the cost formula of its declaration, 9600)" in chosen
+    assert "(declared: the least by its cost formula, 9600)" in chosen
 
 
 @pytest.mark.parametrize("page", sorted(MANIFESTS))

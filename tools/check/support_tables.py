@@ -73,6 +73,7 @@ NARROW = (*EIGHT_BITS, "f6e2m3", "f6e3m2", "f4e2m1")
 LAYOUT = "tnt"
 MX = ScaleRequest("f8e8m0", 32)
 SCALES = (MX, ScaleRequest("f8e8m0", 16), ScaleRequest("f8e4m3", 16))
+BY_ROWS_AND_BLOCKS = (ScaleRequest("f32", 128), ScaleRequest("f32", 128, across=128))
 BLOCKS = (32, 64, 128, 256, 512)
 NEW_TARGETS = (*targets_with("wgmma"), *targets_with("tcgen05"))
 """Where the families that need tensor memory or tensor maps could run."""
@@ -181,6 +182,8 @@ def block_scaled() -> Iterator[Problem]:
     for ab, scale in itertools.product(NARROW, SCALES[1:]):
         for out in OUTPUTS[:6] if ab == "f4e2m1" else ("f32",):
             yield Problem("gemm", (ab, ab, out), LAYOUT, "f32", (scale, scale))
+    for ab, out in itertools.product(EIGHT_BITS, OUTPUTS[:6]):
+        yield Problem("gemm", (ab, ab, out), LAYOUT, "f32", BY_ROWS_AND_BLOCKS)
 
 
 def mixed_input() -> Iterator[Problem]:
@@ -197,6 +200,8 @@ def grouped() -> Iterator[Problem]:
     """Grouped GEMMs."""
     for ab, out in itertools.product(("f32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
         yield Problem("grouped_gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
+    for ab, out in itertools.product(EIGHT_BITS, OUTPUTS):
+        yield Problem("grouped_gemm", (ab, ab, out), LAYOUT, "f32", BY_ROWS_AND_BLOCKS)
 
 
 def epilogues() -> Iterator[Problem]:
@@ -350,7 +355,7 @@ def by_operands(answers: Iterator[Answer]) -> str:
 
 def scale_text(problem: Problem) -> str:
     """Scale factors of a problem in words; ``""`` for none."""
-    texts = [f"{scale.dtype} x {scale.block}" if scale else "" for scale in problem.scales]
+    texts = [str(scale) if scale else "" for scale in problem.scales]
     if texts[0] == texts[1]:
         return texts[0]
     return ", ".join(f"{name}: {text}" for name, text in zip("ab", texts, strict=True) if text)

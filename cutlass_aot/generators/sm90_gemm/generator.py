@@ -314,7 +314,8 @@ def _cost(operation: str) -> str:
     """The formula by which kernels with scale factors, or of groups, are chosen: microseconds.
 
     Tiles take turns on the multiprocessors, and a tile along K takes what its products or its loads from the
-    L2 cache take. The numbers were fitted to times of ``tools/bench/experts.py --kernels`` on an H100. Of
+    L2 cache take. The numbers were fitted to times of ``tools/bench/experts.py --kernels`` on an H100, of
+    FP8; those of 16-bit groups rank alike, and are about twice as long. Of
     groups with a matrix each, a fourth of the rows is assumed to be there: their numbers are in the memory of
     the GPU.
     """
@@ -372,7 +373,7 @@ class Sm90Gemm:
         "cutlass_aot.schema.kernels.formula",
     )
     design: Mapping[str, str] = {
-        "family": f"{FAMILY}, or {SCALED_FAMILY} with scale factors",
+        "family": f"{FAMILY}; with scale factors, or of groups, {', '.join([*_FAMILIES.values()][1:])}",
         "tile_shape": "rows, columns and depth of a block's tile of the output",
         "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
@@ -468,7 +469,7 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     groups = _GROUPS.get(problem.operation, "")
     if problem.epilogue is not None and (groups or not _fusible(problem.epilogue)):
         return
-    if groups and (problem.layouts != LAYOUTS[0] or (bits == 8 and not scaled)):
+    if groups and (problem.layouts != LAYOUTS[0] or (bits == 8 and not scaled) or DTYPES[out].bits != 16):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
     for design in _designs(bits, scaled, groups):

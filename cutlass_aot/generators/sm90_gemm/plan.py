@@ -39,6 +39,9 @@ OTHER_REGISTERS = 64
 MOST_STAGED_COLUMNS = 32
 """Most columns of results that a persistent block keeps in shared memory at once, beside the ring."""
 
+MOST_REGISTERS = 255
+"""Registers that a thread can have. Source: CUDA Programming Guide, "Compute Capabilities"."""
+
 LOADING_REGISTERS = 40
 """Registers of a thread that loads, after it has handed over the others."""
 
@@ -260,6 +263,17 @@ def make_plan(
         scaled=scaled,
         groups=groups,
     )
+    if scaled and depth * input_bits // 8 != SCALED_BLOCK:
+        raise ValueError(f"a tile along K of {depth} is not the {SCALED_BLOCK} elements that share a factor")
+    if plan.hands_over:
+        # Registers come in eights. With fewer than they ask for, the warps that compute would wait for ever.
+        given = REGISTERS // (blocks * plan.threads) // 8 * 8 * plan.threads
+        needed = THREADS * (warp_groups * plan.computing_registers + LOADING_REGISTERS)
+        if plan.computing_registers > MOST_REGISTERS or needed > given:
+            raise ValueError(
+                f"{blocks} blocks of {warp_groups} warp groups cannot hand over registers: a thread would "
+                f"compute with {plan.computing_registers}"
+            )
     if groups and not (active and cluster[2] == 1):
         raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
     if blocks > 1 and plan.hands_over and not scaled:

@@ -41,7 +41,7 @@ class Expected(NamedTuple):
         microseconds: its time, measured at this problem or estimated; None if neither is known, as of kernels
             that are not GEMMs.
         bound: what takes most of it, ``launch``, ``compute`` or ``memory``; ``""`` if that is not known.
-        cost: its value by the cost formula of its declaration; None without one.
+        cost: its value by its cost formula; None without one.
     """
 
     kernel: KernelHandle

@@ -258,7 +258,7 @@ def declared(costs: Mapping[str, float]) -> Preference:
     order = tuple(sorted(costs, key=costs.__getitem__))
     least = costs[order[0]]
     equals = sum(cost == least for cost in costs.values())
-    reason = f"the least by the cost formula of its declaration, {least:.9g}"
+    reason = f"the least by its cost formula, {least:.9g}"
     if equals > 1:
         reason += f", the first of {equals} kernels with this value"
     return Preference("declared", reason, order)

@@ -176,8 +176,8 @@ def test_its_wheel_serves_where_there_is_no_dsl(wheels, tmp_path):
         assert "there is no NVIDIA driver" in called
     assert "operand `y` is unsupported: expected extent N = 1000 as `x` has, got 999" in lines[5]
     assert lines[6].startswith("KernelNotFound no kernel axpy(dtype='f16') for any GPU")
-    assert lines[7] == "128 declared the least by the cost formula of its declaration, 192"
-    assert lines[8] == "256 declared the least by the cost formula of its declaration, 9600"
+    assert lines[7] == "128 declared the least by its cost formula, 192"
+    assert lines[8] == "256 declared the least by its cost formula, 9600"
     assert lines[9] == "1"
     assert lines[10].startswith("DeviceError kernel column_scale-")
     assert lines[11:] == ["build side:"]

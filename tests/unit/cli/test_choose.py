@@ -119,9 +119,9 @@ def test_a_kernel_of_ones_own_is_chosen_by_its_extents(run: Run, own: Path) -> N
     assert status == 0
     first, second, last = out.split("\n\n")
     assert last == "2 choices; name one by --dtypes (bf16.bf16, f32.f32)\n"
-    assert first.startswith("tuned-bf16.bf16-tt-sm_90a-bf16: declared: the least by the cost formula")
+    assert first.startswith("tuned-bf16.bf16-tt-sm_90a-bf16: declared: the least by its cost formula")
     lines = second.splitlines()
-    assert lines[0].startswith("tuned-f32.f32-tt-sm_90a-f32: declared: the least by the cost formula")
+    assert lines[0].startswith("tuned-f32.f32-tt-sm_90a-f32: declared: the least by its cost formula")
     assert [line.split()[-1].rpartition("-")[0].rpartition("f32-")[2] for line in lines[2:]] == [
         "threads256-wide", "threads256", "threads128",
     ]  # fmt: skip
@@ -167,7 +167,9 @@ def test_equal_costs_are_told(run: Run, tmp_path: Path) -> None:
     status, out, _ = run(made_of(tmp_path / "b", *VECTORS, cost="ceil(N / 1024)"), "--extent", "N=4096")
     assert status == 0
     title, _, rows = out.partition("cost  kernel")
-    assert "formula of its declaration, 4, the first of 2 kernels with this value" in " ".join(title.split())
+    assert "the least by its cost formula, 4, the first of 2 kernels with this value" in " ".join(
+        title.split()
+    )
     assert [row.split()[0] for row in rows.splitlines()[1:]] == ["4", "4"]
 
 
@@ -181,7 +183,7 @@ def test_a_quotient_does_not_say_what_its_named_extent_is(run: Run, tmp_path: Pa
     )
     status, out, errors = run(bundle, "--extent", "M=8", "--extent", "K=4000")
     assert (status, errors) == (0, "")
-    assert "formula of its declaration, 4, the first of 2" in " ".join(out.split())
+    assert "the least by its cost formula, 4, the first of 2" in " ".join(out.split())
 
 
 def test_a_reason_is_told_once_for_all_groups(run: Run, own: Path) -> None:

@@ -74,8 +74,10 @@ def test_other_scale_factors_have_no_kernels(change: Mapping[str, object]) -> No
     assert not enumerated(replace(SCALED, **change))
 
 
-def test_groups_of_plain_fp8_have_no_kernels() -> None:
+def test_groups_of_plain_fp8_or_with_f32_results_have_no_kernels() -> None:
     assert not enumerated(replace(GROUPED, scales=(None, None)))
+    for problem in (GROUPED, MASKED_GROUPED, WIDE_GROUPED):
+        assert not enumerated(replace(problem, dtypes=(*problem.dtypes[:2], "f32")))
     assert enumerated(replace(SCALED, dtypes=("f8e4m3", "f8e4m3", "f32")))
 
 
@@ -157,6 +159,11 @@ def test_plans_that_are_impossible_are_refused() -> None:
         plan(groups=CONTIGUOUS, active=0)
     with pytest.raises(ValueError, match="share no sums"):
         plan(groups=MASKED, cluster=(1, 1, 2))
+    with pytest.raises(ValueError, match="not the 128 elements that share a factor"):
+        plan(tile=(128, 128, 64))
+    for tile, blocks, swap in (((64, 24, 128), 3, True), ((64, 256, 128), 1, False)):
+        with pytest.raises(ValueError, match="cannot hand over registers"):
+            plan(tile=tile, blocks=blocks, warp_groups=1, swap=swap)
 
 
 def test_scale_factors_of_blocks_in_manifests() -> None:

@@ -690,7 +690,7 @@ def test_a_problem_takes_the_kernel_with_the_least_cost(tmp_path):
     named = {"operation": "tuned", "parameters": {"dtype": "f32"}}
     few = bundle.choose(*described(1000), **named)
     assert (few.kernel.design["threads"], few.tier) == (128, "declared")
-    assert few.reason == "the least by the cost formula of its declaration, 192"
+    assert few.reason == "the least by its cost formula, 192"
     many = bundle.choose(*described(1_000_000), **named)
     assert many.kernel.design == {"threads": 256, "wide": True}
     assert [dict(item.kernel.design)["threads"] for item in many.expected] == [256, 256, 128]
