@@ -29,7 +29,10 @@ DENSE = (
 )  # fmt: skip
 """Batch, m, n, k: single rows, tails along each extent, batches; at the end more tiles than fit at once."""
 
-SIZES = ([5], [100, 0, 37, 263], [0, 0, 512], [1] * 40, [0, 1000, 3, 0], [129, 128, 127, 64, 65, 256])
+MANY = [500, 700, 613, 581, 650, 512, 499, 677]
+"""Rows of groups with more tiles of 2312 columns than blocks run at once, also of the largest tile."""
+
+SIZES = (MANY, [5], [100, 0, 37, 263], [0, 0, 512], [1] * 40, [0, 1000, 3, 0], [129, 128, 127, 64, 65, 256])
 """Rows of each group: empty ones first, last and between; more than 32 groups; one group with all."""
 
 
@@ -85,7 +88,7 @@ def test_every_dense_kernel(bundle, dtype):
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["f8e4m3", "bf16", "f16"])
 def test_every_kernel_of_groups_one_after_the_other(bundle, kind, sizes):
-    n, k, behind = 328, 592, 9
+    n, k, behind = 2312 if sizes == MANY else 328, 592, 9
     total = sum(sizes)
     ends = torch.tensor(sizes).cumsum(0).int().cuda()
     x, w, *factors = operands(total + behind, n, k, b=(len(sizes),))
@@ -108,17 +111,19 @@ def test_every_kernel_of_groups_one_after_the_other(bundle, kind, sizes):
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("kind", ["f8e4m3", "bf16"])
+@pytest.mark.parametrize("kind", ["f8e4m3", "bf16", "f16"])
 def test_every_kernel_of_groups_in_a_matrix_each(bundle, kind, sizes):
-    n, k, most = 200, 528, max(sizes) + 5
+    n, k, most = 2312 if sizes == MANY else 200, 528, max(sizes) + 5
     counts = torch.tensor(sizes, device="cuda").int()
     x, w, *factors = operands(most, n, k, a=(len(sizes),), b=(len(sizes),))
     values = wide(torch, x, factors[0]).double(), wide(torch, w, factors[1]).double()
     if kind != "f8e4m3":
-        x, w, factors = x.bfloat16(), w.bfloat16(), []
+        narrow = torch.bfloat16 if kind == "bf16" else torch.float16
+        x, w, factors = x.to(narrow), w.to(narrow), []
         values = x.double(), w.double()
     for kernel in bundle.kernels(operation="masked_grouped_gemm", dtypes=f"{kind}.{kind}.*"):
-        out = torch.full((len(sizes), most, n), torch.nan, device="cuda").bfloat16()
+        out = torch.full((len(sizes), most, n), torch.nan, device="cuda")
+        out = out.half() if kind == "f16" else out.bfloat16()
         kernel.launch(x, w.transpose(1, 2), out, *factors, counts)
         for found, a, b, size in zip(out, *values, sizes, strict=True):
             assert not size or error(found[:size], a[:size] @ b.T) < BOUNDS["bf16"], kernel.name
