@@ -26,7 +26,7 @@ pytestmark = pytest.mark.compile
 TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f")
 FOUR, SIX, EIGHT = {"f4e2m1"}, {"f6e2m3", "f6e3m2"}, {"f8e4m3", "f8e5m2"}
 INTEGERS, HALVES = {"i8", "u8"}, {"f16", "bf16"}
-MX = ("f8e8m0", 32)
+MX = ScaleRequest("f8e8m0", 32)
 COUNT = 240
 
 _ENUMERATE = """
