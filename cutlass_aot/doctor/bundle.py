@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from cutlass_aot.runtime.machine.compatibility import (
     text_of,
 )
 from cutlass_aot.runtime.search_path import installed_directories
-from cutlass_aot.schema.bundles.catalog import Catalog
+from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, Catalog
 from cutlass_aot.schema.drivers import first_driver
 from cutlass_aot.schema.targets import Target
 
@@ -38,7 +39,11 @@ class NamedCatalog(NamedTuple):
 
 
 def find_bundles(name: str) -> list[NamedCatalog]:
-    """The bundle in a directory or a wheel, or all that are installed under a name; at least one."""
+    """The bundle in a directory or a wheel, or all that are installed under a name; at least one.
+
+    A directory that is not a bundle does not hide an installed one of its name, which the folder of the
+    package that declares its kernels may have.
+    """
     path, problem = Path(name), ""
     try:
         mode = path.stat().st_mode
@@ -48,7 +53,10 @@ def find_bundles(name: str) -> list[NamedCatalog]:
         # It may be the name of an installed bundle nevertheless.
         problem = (error.strerror if isinstance(error, OSError) else "") or str(error)
     else:
-        return [NamedCatalog(name, read_catalog(path) if stat.S_ISDIR(mode) else read_wheel_catalog(path))]
+        if not stat.S_ISDIR(mode):
+            return [NamedCatalog(name, read_wheel_catalog(path))]
+        if os.sep in name or os.path.lexists(path / MANIFEST_NAME) or not _is_installed(name):
+            return [NamedCatalog(name, read_catalog(path))]
     try:
         found = installed_directories(name, "a directory, a wheel")
     except BundleError:
@@ -58,6 +66,13 @@ def find_bundles(name: str) -> list[NamedCatalog]:
             f"{name!r} cannot be read: {problem}; nor is a bundle of that name installed"
         ) from None
     return [NamedCatalog(str(folder), read_catalog(folder)) for folder in found]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return bool(installed_directories(name, "a directory"))
+    except (BundleError, ValueError):
+        return False
 
 
 def diagnose(bundles: list[NamedCatalog], facts: Machine, *, here: bool = False) -> dict[str, Any]:

@@ -136,6 +136,20 @@ def test_an_installed_bundle_is_found_where_the_directory_at_hand_must_not_be_re
         assert [found.where for found in find_bundles("small")] == [str(bundle)]
 
 
+def test_a_directory_that_is_no_bundle_does_not_hide_an_installed_one(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work" / "small").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    with pytest.raises(BundleError, match="not a bundle, or an incomplete one"):
+        find_bundles("small")
+    installed = InstalledBundle("small", "0.1.0", "", "", bundle)
+    monkeypatch.setattr(search_path, "installed_bundles", lambda: [installed])
+    assert [found.where for found in find_bundles("small")] == [str(bundle)]
+    with pytest.raises(BundleError, match="not a bundle, or an incomplete one"):
+        find_bundles("./small")
+
+
 def test_plain_data(doctor: Doctor, bundle: Path, facts: Path) -> None:
     status, out, _ = doctor(bundle, "--facts", facts, "--json")
     found = json.loads(out)
