@@ -16,6 +16,8 @@ from cutlass_aot.cli import main
 from cutlass_aot.errors import CutlassAotError, ExitCode
 from tests.support.paths import REPOSITORY
 
+# In short sleeps: a signal between Python's look for signals and a sleep's begin waits for the sleep's end.
+WAIT = "import time\nprint('ready', flush=True)\nfor _ in range(6000): time.sleep(0.01)\n"
 PAGE = (REPOSITORY / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 
 
@@ -41,7 +43,7 @@ def test_an_interrupt_while_the_command_line_is_imported_is_quiet(
     tmp_path: Path, module: str, number: signal.Signals
 ) -> None:
     # Modules that the command line imports, first of all others of that name: each stands for one moment.
-    (tmp_path / f"{module}.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / f"{module}.py").write_text(WAIT)
     # As installed from these sources.
     script = re.search(
         '^cutlass-aot = "(.+):(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE

@@ -125,7 +125,8 @@ def test_what_counts_as_a_finding(tool, tmp_path, monkeypatch, read, finding):
 
     reader = tool.Reader("made up", lambda source: source.randbytes(1), every_third, 1)
     monkeypatch.setattr(tool, "readers", lambda bundle, folder: [reader])
-    monkeypatch.setattr(tool, "PATIENCE", 2.0)
+    if read is hangs_for_good:  # Not for the others: a busy machine may hold any of them up for seconds.
+        monkeypatch.setattr(tool, "PATIENCE", 2.0)
     found = tool.run(tmp_path, {"made up": 9}, seconds=1.5, workers=1)["made up"]
     bad = [n for n in range(9) if tool.input_of(reader, 0, n)[0] % 3 == 2]
     assert len(bad) > 1
