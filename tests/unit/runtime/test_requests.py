@@ -310,9 +310,9 @@ def test_a_request_is_found_in_well_below_a_millisecond(root: Path) -> None:
     requested = [replace(NORMS[0].request, options={"opt-level": level}) for level in range(10, 210)]
     assert all(one.digest for one in requested)
     bundle.compiled(requested[0])
-    start = time.perf_counter()
+    start = time.process_time()
     assert not any(map(bundle.compiled, requested))
-    assert (time.perf_counter() - start) / len(requested) < 1e-3
+    assert (time.process_time() - start) / len(requested) < 1e-3
 
 
 SERVE = """

@@ -18,6 +18,7 @@ from cutlass_aot.errors import (
     RegistryError,
 )
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
+from tests.support.clock import SOON
 from tests.support.oci import LIBRARY, do_pull, endless, on_blob, refused, tree
 from tests.support.registries import (
     TOKEN,
@@ -111,7 +112,7 @@ def test_a_blob_that_is_not_what_it_should_be(fake, there, name, answer, error, 
     started = time.monotonic()
     on_blob(fake, name, answer)
     refused(fake, there, error, match)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < SOON
 
 
 def test_a_registry_that_fails_once_is_tried_again(fake, there, bundle):
@@ -122,10 +123,10 @@ def test_a_registry_that_fails_once_is_tried_again(fake, there, bundle):
 
 
 def test_a_registry_that_is_silent(fake, there):
-    on_blob(fake, LIBRARY, lambda request, data: time.sleep(3))
+    on_blob(fake, LIBRARY, lambda request, data: time.sleep(60))
     started = time.monotonic()
     refused(fake, there, RegistryError, r"has not answered in full within 0\.3 seconds", timeout=0.3)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < SOON
 
 
 def test_a_registry_that_is_silent_in_the_middle(fake, there, monkeypatch):
@@ -136,7 +137,7 @@ def test_a_registry_that_is_silent_in_the_middle(fake, there, monkeypatch):
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
         request.wfile.write(data[:50])
-        time.sleep(3)
+        time.sleep(60)
 
     on_blob(fake, LIBRARY, stuck)
     refused(fake, there, RegistryError, r"was silent for 0\.3 seconds", timeout=0.3)
@@ -162,15 +163,15 @@ def test_a_registry_that_trickles(fake, there, monkeypatch, what):
         )
     started = time.monotonic()
     refused(fake, there, RegistryError, "has not answered in full within", timeout=0.5)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < SOON
 
 
 def _now_and_then(piece, before=b""):
-    """A peer that sends a piece every 50 ms, for 10 seconds at most."""
+    """A peer that sends a piece every 50 ms, for a minute."""
 
     def answer(request, data=b""):
         request.wfile.write(before)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             request.wfile.write(piece)
             time.sleep(0.05)
@@ -180,7 +181,7 @@ def _now_and_then(piece, before=b""):
 
 def _flood(piece):
     def answer(request, data=b""):
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             request.wfile.write(piece * 100)
 
@@ -214,7 +215,7 @@ def test_a_registry_that_sends_something_now_and_then_for_ever(
     fake.fault = lambda request: what in request.path and not answer(request)
     started = time.monotonic()
     refused(fake, there, RegistryError, "has not answered in full within|broke the connection", timeout=0.5)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < SOON
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
@@ -224,7 +225,7 @@ def test_a_push_that_is_answered_for_ever(fake, bundle, method):
     started = time.monotonic()
     with pytest.raises(RegistryError, match="has not answered in full within"):
         push_bundle(bundle, f"{fake.name}/k/small:1", plain_http=True, timeout=0.5)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < SOON
 
 
 def test_a_name_with_many_addresses_where_nobody_answers(there, monkeypatch):
@@ -243,7 +244,7 @@ def test_a_name_with_many_addresses_where_nobody_answers(there, monkeypatch):
     started = time.monotonic()
     with pytest.raises(RegistryError, match="has not answered in full within 1 seconds"):
         pull_bundle("many.example.org/k/small:1", there, plain_http=True, timeout=1)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < SOON
 
 
 def test_a_manifest_that_does_not_end(fake, there):

@@ -17,6 +17,7 @@ pytest.importorskip("cryptography")
 from cutlass_aot.bundle.oci.pull import pull_bundle
 from cutlass_aot.bundle.oci.push import push_bundle
 from cutlass_aot.errors import RegistryError
+from tests.support.clock import SOON
 from tests.support.oci import tree
 from tests.support.registries import FakeRegistry
 
@@ -72,7 +73,7 @@ def test_what_is_pushed_comes_back(secure, bundle, tmp_path):
 
 def test_an_answer_that_drips(secure, tmp_path):
     def drip(request):
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             request.wfile.write(b"H")
             time.sleep(0.05)
@@ -82,7 +83,7 @@ def test_an_answer_that_drips(secure, tmp_path):
     started = time.monotonic()
     with pytest.raises(RegistryError, match="has not answered in full within 1 seconds"):
         pull_bundle(f"{secure.name}/k/small:1", tmp_path / "out", timeout=1)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < SOON
 
 
 def test_a_handshake_that_drips(tmp_path):
@@ -112,6 +113,6 @@ def test_a_handshake_that_drips(tmp_path):
         started = time.monotonic()
         with pytest.raises(RegistryError, match="has not answered in full within 1 seconds"):
             pull_bundle(f"127.0.0.1:{server.getsockname()[1]}/k/small:1", tmp_path / "out", timeout=1)
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < SOON
         ended.set()
         thread.join()
