@@ -70,18 +70,27 @@ class CompilerToolchain:
             )
 
 
-def detect_compiler(files: Files | None = None) -> CompilerToolchain:
-    """Find the DSL and the operators package and digest their files, without importing them.
+def require_build_side() -> None:
+    """Find the packages that compile kernels, without importing them.
 
-    ``files`` gives the digests; None reads every file.
+    Raises:
+        ToolchainError: if one is not installed.
     """
-    distributions = _compiler_distributions()
     missing = [name for name in _REQUIRED if not _installed(name)]
     if missing:
         raise ToolchainError(
             f"the build side is not installed: {', '.join(missing)} missing; "
             f"install it with: {command_for('build')}"
         )
+
+
+def detect_compiler(files: Files | None = None) -> CompilerToolchain:
+    """Find the DSL and the operators package and digest their files, without importing them.
+
+    ``files`` gives the digests; None reads every file.
+    """
+    require_build_side()
+    distributions = _compiler_distributions()
     files = files or Files()
     installed: dict[str, Path] = {}
     for name, distribution in distributions.items():

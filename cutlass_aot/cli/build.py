@@ -149,7 +149,8 @@ def _tell_result(result: BuildResult, manifest: Path, *, as_json: bool) -> int:
                 err=True,
             )
         others = result.kernels > len(result.failures)
-        say("nothing was written" + "; what compiled is in the store" * others, err=True)
+        kept = f"; {result.bundle} is still the one of an earlier build" * result.bundle.is_dir()
+        say("nothing was written" + "; what compiled is in the store" * others + kept, err=True)
         return 1
     if not as_json:
         state = "written" if result.written else "up to date"

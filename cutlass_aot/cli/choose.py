@@ -181,11 +181,14 @@ def _choices(
     found: dict[object, tuple[GroupEntry, Choice]] = {}
     refused: dict[str, list[str]] = {}
     for group in bundle.groups:
-        if own is (group.operation == "gemm") or group.requests:
-            continue
-        if not (group_matches(group, filters) and parameters_match(group, parameters)):
+        if group.requests or not (group_matches(group, filters) and parameters_match(group, parameters)):
             continue
         names = extent_names(group.operands)
+        if own is (group.operation == "gemm"):
+            if not own:
+                given = " ".join(f"--extent {name}=..." for name in names)
+                refused.setdefault(f"{group.operation} is chosen by {given}", []).append(group.name)
+            continue
         if own and set(names) != extents.keys():
             refused.setdefault(_other_extents(names, extents), []).append(group.name)
             continue

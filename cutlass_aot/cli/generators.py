@@ -21,6 +21,7 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
 
     One that cannot be used is named after the others, with its problem.
     """
+    from cutlass_aot.builder.toolchain import require_build_side
     from cutlass_aot.generators.registry import import_plugin, references, version_of
 
     for plugin in plugins:
@@ -56,6 +57,8 @@ def command(plugins: tuple[str, ...], as_json: bool) -> int:
             say(*prose(f"    {name}: {' '.join(meaning.split())}", 6))
     for item in broken:
         say(*lines_of(f"error: {item['problem']}"), err=True)
+    if broken:
+        require_build_side()
     return 1 if broken else 0
 
 
@@ -73,7 +76,10 @@ def check(names: tuple[str, ...], plugins: tuple[str, ...], target: str | None, 
     Exit status 1 if one depends on something that is not among its parameters.
     """
     from cutlass_aot.builder.check.undeclared import undeclared
+    from cutlass_aot.builder.toolchain import require_build_side
     from cutlass_aot.generators.registry import import_plugin, named
+
+    require_build_side()
 
     for plugin in plugins:
         import_plugin(plugin)

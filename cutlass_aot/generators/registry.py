@@ -268,7 +268,10 @@ def distribution_digests(
     """``DISTRIBUTION/PATH`` to the digest of that file, for all files of a generator's ``distributions``."""
     found: dict[str, str] = {}
     for name in distributions_of(generator):
-        distribution = installed(name)
+        try:
+            distribution = installed(name)
+        except GeneratorError as error:
+            raise GeneratorError(f"generator {generator.name!r}: {error}") from None
         if distribution.record is not None:
             # Not a source itself; it is looked at so that another list of files is noticed.
             file_digest(distribution.record)

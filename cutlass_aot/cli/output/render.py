@@ -95,7 +95,9 @@ def table(
     """Columns padded to their widest cell; numbers, with or without a unit, are aligned to the right.
 
     A line has at most :data:`WIDTH` characters: the widest cells are broken over several, after a hyphen or a
-    space if they have one. ``groups`` has lines on the group of each row, printed once above its rows.
+    space if they have one. Only a word in the last column, such as a kernel's name, stays whole, however long
+    it is, so that it can be copied. ``groups`` has lines on the group of each row, printed once above its
+    rows.
     """
     cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
     columns = list(zip(*cells, strict=True))
@@ -113,7 +115,9 @@ def table(
         if groups and number and groups[number - 1] != above:
             above = groups[number - 1]
             lines += above
-        broken = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
+        *first, last = zip(row, widths, strict=True)
+        broken = [_broken(cell, width) for cell, width in first]
+        broken.append(_broken(*last) if " " in last[0] else [last[0]])
         for parts in itertools.zip_longest(*broken, fillvalue=""):
             padded = [
                 part.rjust(width) if is_right else part.ljust(width)

@@ -325,3 +325,11 @@ def test_filters_that_leave_nothing_are_named(bundle: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.endswith(
         "has no GEMM for 4x64x64: no GEMM matches the filters; it has --target: sm_90a\n"
     )
+
+
+def test_kernels_that_are_no_gemms_say_by_which_options_they_are_chosen(run: Run, tmp_path: Path) -> None:
+    grouped = replace(gemm(operation="grouped_gemm"), operands=tuple(item.constraint() for item in VECTORS))
+    small_bundle(tmp_path / "b", [grouped])
+    status, _, errors = run(tmp_path / "b", "--m", 4, "--n", 64, "--k", 64)
+    assert status == 1
+    assert "has no GEMM for 4x64x64: grouped_gemm is chosen by --extent N=... (" in errors

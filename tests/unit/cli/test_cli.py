@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -285,6 +286,9 @@ def test_what_is_in_the_store_is_said_where_something_compiled(run, monkeypatch,
     status, _, errors = run("build", "m.toml")
     assert status == 1
     assert errors.endswith(f"nothing was written{said}\n")
+    (tmp_path / "b").mkdir()
+    _, _, errors = run("build", "m.toml")
+    assert errors.endswith(f"{said}; {tmp_path / 'b'} is still the one of an earlier build\n")
 
 
 def test_a_failure_that_is_remembered_is_said_to_be_so(run, monkeypatch, tmp_path):
@@ -435,6 +439,28 @@ def test_tables_fit_100_columns_and_lose_nothing():
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
     assert (text.count("part"), text.count("why")) == (120, 90)
+
+
+def test_a_name_that_is_longer_than_a_line_is_whole():
+    name = "-".join(["part"] * 40)
+    lines = table([(n, f"{n}-{name}") for n in range(3)], ("registers", "kernel"))
+    assert [line.split()[-1] for line in lines[1:]] == [f"{n}-{name}" for n in range(3)]
+
+
+@pytest.mark.parametrize("arguments", [["generators"], ["check", "rms_norm"]])
+def test_a_runtime_without_the_build_side_says_how_to_install_it(run, monkeypatch, arguments):
+    distribution = metadata.distribution
+
+    def without(name):
+        if name.startswith("nvidia-cutlass"):
+            raise metadata.PackageNotFoundError(name)
+        return distribution(name)
+
+    monkeypatch.setattr(metadata, "distribution", without)
+    status, _, errors = run(*arguments)
+    assert status == 1
+    assert "the build side is not installed: nvidia-cutlass-dsl, nvidia-cutlass-operators missing" in errors
+    assert "install it with: pip install" in errors
 
 
 @pytest.mark.parametrize("arguments", [["doctor"], ["generators"], ["show", "{}", "gemm"]])
