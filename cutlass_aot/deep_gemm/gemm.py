@@ -28,7 +28,13 @@ import torch
 from torch import Tensor
 
 from cutlass_aot.deep_gemm.utils.layout import BLOCK, ends_of_groups, get_mn_major_tma_aligned_tensor
-from cutlass_aot.errors import Incompatible, KernelNotFound, MisplacedOperand, OperandError
+from cutlass_aot.errors import (
+    Incompatible,
+    KernelNotFound,
+    MisplacedOperand,
+    OperandError,
+    ParameterError,
+)
 from cutlass_aot.runtime import policy
 from cutlass_aot.runtime.bundle_search import BundleSearch
 from cutlass_aot.runtime.launching.tensors import describe_operand
@@ -342,7 +348,7 @@ def _transposed(name: str, given: Scaled) -> Scaled:
 
 
 def _matrix_transposed(given: Tensor) -> Tensor:
-    # What is no matrix is refused for its rank, with all other operands.
+    # Any other rank is refused where those of all operands are checked.
     return given.mT if given.dim() > 1 else given
 
 
@@ -399,7 +405,8 @@ def _run(operation: str, a: Tensor, w: Tensor, d: Tensor, **named: Tensor) -> No
                 found.choose(a, b, d, operation=operation, **named)
             except MisplacedOperand:
                 raise
-            except (KernelNotFound, Incompatible) as error:
+            except (KernelNotFound, Incompatible, ParameterError) as error:
+                # A bundle may have operands of similar names, which it says are meant.
                 reasons.append(str(error))
             else:
                 bundle = _serving[key] = found

@@ -14,7 +14,7 @@ from tests.gpu.conftest import REPOSITORY, opened
 from tools.bench.experts import wide
 
 torch = pytest.importorskip("torch")
-deep_gemm = pytest.importorskip("cutlass_aot.deep_gemm")
+from cutlass_aot import deep_gemm  # noqa: E402 - which needs torch
 
 pytestmark = pytest.mark.gpu
 

@@ -150,6 +150,7 @@ def ends_of_groups(grouped_layout: Tensor, groups: int) -> Tensor:
     # -1, for none, becomes a number behind those of all groups.
     blocks = grouped_layout[::_alignment].remainder(groups + 1)
     device = grouped_layout.device
-    ends = _alignment * torch.arange(1, len(blocks) + 1, dtype=torch.int32, device=device)
+    behind = (len(blocks) + 1) * _alignment
+    ends = torch.arange(_alignment, behind, _alignment, dtype=torch.int32, device=device)
     numbers = torch.arange(groups, dtype=torch.int32, device=device).unsqueeze(1)
     return ((blocks <= numbers) * ends).amax(1)

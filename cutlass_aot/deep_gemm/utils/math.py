@@ -60,7 +60,7 @@ def per_token_cast_to_fp8(
         (m, n) of f8e4m3 and (m, n / gran_k), rounded up, of f32, both row-major.
 
     Raises:
-        OperandError: if ``x`` is no matrix, or factors are to be packed.
+        OperandError: if ``x`` is not a matrix, or factors are to be packed.
     """
     if use_packed_ue8m0:
         raise OperandError(
@@ -108,7 +108,7 @@ def per_block_cast_to_fp8(x: Tensor, use_ue8m0: bool, gran_k: int = 128) -> tupl
         (m, n) of f8e4m3 and (m / gran_k, n / gran_k), each rounded up, of f32, both row-major.
 
     Raises:
-        OperandError: if ``x`` is no matrix.
+        OperandError: if ``x`` is not a matrix.
     """
     m, n = _matrix("per_block_cast_to_fp8", x)
     rows, columns = ceil_div(m, gran_k), ceil_div(n, gran_k)

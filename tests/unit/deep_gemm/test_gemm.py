@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cutlass_aot
-from cutlass_aot.errors import DeviceError, KernelNotFound, MisplacedOperand, OperandError
-from cutlass_aot.runtime.bundle import Bundle
+from cutlass_aot.errors import DeviceError, KernelNotFound, MisplacedOperand, OperandError, ParameterError
+from cutlass_aot.runtime.bundle import Bundle, opened_bundles
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.policy import MissWarning
+from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from tests.support.bundles import write_bundle
+from tests.support.kernels import gemm
+from tests.support.paths import REPOSITORY
 from tests.support.scaled_host import DENSE, GROUPS, write_scaled_bundle
 
 torch = pytest.importorskip("torch")
-deep_gemm = pytest.importorskip("cutlass_aot.deep_gemm")
+from cutlass_aot import deep_gemm  # noqa: E402 - which needs torch
 from cutlass_aot.deep_gemm import gemm as functions  # noqa: E402 - which needs torch
 
 N, K = 144, 160
@@ -283,6 +289,25 @@ def test_calls_of_vllm(bundles: list[Bundle]) -> None:
         close(d, wide(a) @ wide(b, 128).T)
 
 
+def test_the_guide(paths: dict[str, Any]) -> None:
+    """What it shows, with operands on the host and small extents."""
+    page = (REPOSITORY / "docs" / "guides" / "deep-gemm.md").read_text()
+    (block,) = re.findall(r"^```python gpu\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for shown, here in (
+        ('"build/bundles/sm90-scaled"', repr(str(paths["dense"]))),
+        ("300, 2112, 7168", "9, 144, 160"),
+        ('device="cuda"', 'device="cpu"'),
+    ):
+        assert shown in block
+        block = block.replace(shown, here)
+    names: dict[str, Any] = {}
+    # It keeps its bundle open itself.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cutlass_aot.runtime.bundle_search.opened_bundles", opened_bundles)
+        exec(block, names)
+    close(names["d"], wide(names["a"]) @ wide(names["b"], 128).T)
+
+
 # -- which bundle -------------------------------------------------------------------------------------------
 
 
@@ -298,6 +323,22 @@ def test_each_operation_takes_the_first_bundle_that_has_it(bundles: list[Bundle]
     # Remembered: another bundle that is opened does not take over.
     bundles.clear()
     deep_gemm.fp8_gemm_nt(a, b, d)
+
+
+def test_a_bundle_with_operands_of_similar_names_does_not_end_the_search(
+    paths: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = tuple(gemm(("bf16", "bf16", "bf16")).operands)
+    scale = OperandConstraint("scale", "f32", (), 0, 1, 4)
+    other = gemm(operands=(*plain, scale), epilogue="D = accum * scale")
+    _opened[:] = [
+        cutlass_aot.open(path) for path in (write_bundle(tmp_path / "other", [other]), paths["dense"])
+    ]
+    a, b, d = rows(9, K), weights(N, K), empty(9, N)
+    with pytest.raises(ParameterError, match="did you mean"):
+        _opened[0].choose(a[0], b[0].T, d, a_scale=a[1], b_scale=b[1])
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    close(d, wide(a) @ wide(b, 128).T)
 
 
 def test_without_a_bundle_it_says_what_to_build(paths: dict[str, Any]) -> None:
@@ -342,7 +383,7 @@ def test_wrong_operands_are_refused(bundles: list[Bundle]) -> None:
     a, b, d = rows(9, K), weights(N, K), empty(9, N)
     with pytest.raises(OperandError, match="`a`: expected a pair of values and scale factors"):
         deep_gemm.fp8_gemm_nt(a[0], b, d)
-    with pytest.raises(OperandError, match="factors of `b`: expected .*float32, got .*int32"):
+    with pytest.raises(OperandError, match=r"factors of `b`: expected .*float32, got .*int32"):
         deep_gemm.fp8_gemm_nt(a, (b[0], b[1].int()), d)
     with pytest.raises(OperandError, match="expected c as d"):
         deep_gemm.fp8_gemm_nt(a, b, d, c=d.float())
