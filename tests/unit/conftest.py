@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cutlass_aot.errors import DeviceError
+from cutlass_aot.runtime.launching import tensors
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.schema.bundles.catalog import FileReference
@@ -15,6 +16,7 @@ from cutlass_aot.schema.compression import compress
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.tuning.costs import Machine
 from tests.support.native import LAUNCHER, compile_files
+from tests.support.replace import replace
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +58,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         cuda_driver, "machine", lambda ordinal: Machine(ask("sms")(ordinal), facts["mhz"], facts["bandwidth"])
     )
     return facts
+
+
+@pytest.fixture
+def claims(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's tensors are described as on GPU 0."""
+    real = tensors._describe_torch
+
+    def claimed(tensor: Any) -> Any:
+        found = real(tensor)
+        return found if found.device is None else replace(found, device=0)
+
+    monkeypatch.setattr(tensors, "_describe_torch", claimed)

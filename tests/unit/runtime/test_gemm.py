@@ -62,18 +62,6 @@ def bundle(host_bundle: Path, claims: None) -> Bundle:
     return cutlass_aot.open(host_bundle)
 
 
-@pytest.fixture
-def claims(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's tensors are described as on GPU 0."""
-    real = tensors._describe_torch
-
-    def claimed(tensor: Any) -> Any:
-        found = real(tensor)
-        return found if found.device is None else replace(found, device=0)
-
-    monkeypatch.setattr(tensors, "_describe_torch", claimed)
-
-
 def problem(*shape: int, layout: str = "ttt", seed: int = 1) -> tuple[Any, Any, Any, Any]:
     return tuple(map(torch.from_numpy, arrays(*shape, layout=layout, seed=seed)))  # type: ignore[return-value]
 

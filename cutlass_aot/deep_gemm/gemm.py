@@ -1,0 +1,433 @@
+"""DeepGEMM's GEMMs, by the kernels of bundles.
+
+Names, arguments and defaults are those of DeepGEMM at 54e2261 (``csrc/apis/gemm.hpp``). Common to all:
+
+- ``a`` and ``b`` of the ``fp8`` functions are pairs of values (f8e4m3) and scale factors (f32). A has a
+  factor for each row and 128 of K, B one for 128 columns and 128 of K. Both values are contiguous along K.
+  A's factors are copied unless those of all rows for one block of K lie together
+  (:func:`~.layout.get_mn_major_tma_aligned_tensor`), B's unless they are contiguous along K.
+- ``d`` is row-major and is written.
+- ``recipe``, ``recipe_a`` and ``recipe_b`` have to say the granularity above, or be left out.
+- ``compiled_dims``, ``disable_ue8m0_cast``, ``expected_m`` and ``expected_m_for_psum_layout`` make no
+  difference: nothing is compiled, and factors stay f32. Nor does ``ensure_zero_padding``, as in DeepGEMM on
+  sm_90a.
+- Kernels come from the bundles that are open, the latest first, then from those that are installed: the first
+  that has one for the operands is kept for operands of these element types and layouts on this GPU.
+
+Raised by all: ``OperandError`` for operands that do not go together or arguments that no kernel honours,
+``KernelNotFound`` if no bundle has a kernel, unless :mod:`cutlass_aot.policy` says otherwise, and whatever
+else :meth:`cutlass_aot.Bundle.run` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cutlass_aot.deep_gemm.utils.layout import BLOCK, ends_of_groups, get_mn_major_tma_aligned_tensor
+from cutlass_aot.errors import (
+    Incompatible,
+    KernelNotFound,
+    MisplacedOperand,
+    OperandError,
+    ParameterError,
+)
+from cutlass_aot.runtime import policy
+from cutlass_aot.runtime.bundle_search import BundleSearch
+from cutlass_aot.runtime.launching.tensors import describe_operand
+from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.runtime.selection.query import Computation
+
+if TYPE_CHECKING:
+    from cutlass_aot.runtime.bundle import Bundle
+
+__all__ = [
+    "bf16_gemm_nn", "bf16_gemm_nt", "bf16_gemm_tn", "bf16_gemm_tt", "bf16_m_grouped_gemm_nt_masked",
+    "fp8_fp4_gemm_nn", "fp8_fp4_gemm_nt", "fp8_fp4_gemm_tn", "fp8_fp4_gemm_tt", "fp8_gemm_nn", "fp8_gemm_nt",
+    "fp8_gemm_tn", "fp8_gemm_tt", "fp8_m_grouped_gemm_nt_masked", "gemm_fp8_fp8_bf16_nt", "get_num_sms",
+    "m_grouped_bf16_gemm_nn_contiguous", "m_grouped_bf16_gemm_nt_contiguous", "m_grouped_bf16_gemm_nt_masked",
+    "m_grouped_fp8_fp4_gemm_nn_contiguous", "m_grouped_fp8_fp4_gemm_nt_contiguous",
+    "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nn_contiguous",
+    "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_masked",
+    "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous", "m_grouped_gemm_fp8_fp8_bf16_nt_masked", "set_num_sms",
+]  # fmt: skip
+
+Scaled = tuple[Tensor, Tensor]
+"""Values and their scale factors."""
+
+Recipe = Sequence[int] | None
+
+_RANKS = {"gemm": (2, 2, 2), "grouped_gemm": (2, 3, 2), "masked_grouped_gemm": (3, 3, 3)}
+"""Ranks of a, b and d, by operation."""
+
+_serving: dict[tuple[Any, ...], Bundle] = {}
+"""The bundle in use, by what decides which one it is."""
+
+# -- dense --------------------------------------------------------------------------------------------------
+
+
+def fp8_fp4_gemm_nt(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    c: Tensor | None = None,
+    recipe: Recipe = None,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """``d = a @ b.T``, or ``c + a @ b.T``.
+
+    Args:
+        a: (m, k) and (m, k / 128), rounded up.
+        b: (n, k) and (n / 128, k / 128), rounded up.
+        d: (m, n), bf16 or f32.
+        c: as ``d``, and may be ``d``. The product is then computed into an f32 tensor, and added.
+    """
+    x, w, factors = _scaled(a, b, recipe, recipe_a, recipe_b)
+    _dense(x, w, d, c, **factors)
+
+
+def fp8_fp4_gemm_nn(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    c: Tensor | None = None,
+    recipe: Recipe = None,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """``d = a @ b``: ``b``, (k, n), and its factors are transposes of :func:`fp8_fp4_gemm_nt`'s."""
+    fp8_fp4_gemm_nt(a, _transposed("b", b), d, c, recipe, recipe_a, recipe_b)
+
+
+def fp8_fp4_gemm_tn(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    c: Tensor | None = None,
+    recipe: Recipe = None,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """``d = a.T @ b``: both, (k, m) and (k, n), are transposes of :func:`fp8_fp4_gemm_nt`'s."""
+    fp8_fp4_gemm_nt(_transposed("a", a), _transposed("b", b), d, c, recipe, recipe_a, recipe_b)
+
+
+def fp8_fp4_gemm_tt(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    c: Tensor | None = None,
+    recipe: Recipe = None,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+    compiled_dims: str = "mn",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """``d = a.T @ b.T``: ``a``, (k, m), and its factors are transposes of :func:`fp8_fp4_gemm_nt`'s."""
+    fp8_fp4_gemm_nt(_transposed("a", a), b, d, c, recipe, recipe_a, recipe_b)
+
+
+def bf16_gemm_nt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None, compiled_dims: str = "nk") -> None:
+    """``d = a @ b.T``, or ``c + a @ b.T``, of bf16 (m, k) and (n, k); ``d`` and ``c`` as for FP8."""
+    _dense(a, b, d, c)
+
+
+def bf16_gemm_nn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None, compiled_dims: str = "nk") -> None:
+    """``d = a @ b``: ``b`` is (k, n); otherwise :func:`bf16_gemm_nt`."""
+    _dense(a, _matrix_transposed(b), d, c)
+
+
+def bf16_gemm_tn(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None, compiled_dims: str = "mn") -> None:
+    """``d = a.T @ b``: ``a`` is (k, m) and ``b`` (k, n); otherwise :func:`bf16_gemm_nt`."""
+    _dense(_matrix_transposed(a), _matrix_transposed(b), d, c)
+
+
+def bf16_gemm_tt(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None = None, compiled_dims: str = "mn") -> None:
+    """``d = a.T @ b.T``: ``a`` is (k, m); otherwise :func:`bf16_gemm_nt`."""
+    _dense(_matrix_transposed(a), b, d, c)
+
+
+# -- groups -------------------------------------------------------------------------------------------------
+
+
+def m_grouped_fp8_fp4_gemm_nt_contiguous(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    grouped_layout: Tensor,
+    recipe: Recipe = None,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    expected_m_for_psum_layout: int | None = None,
+) -> None:
+    """``d[i] = a[i] @ b[g].T`` for each row i of group g; groups lie one after the other.
+
+    Nothing is read from the GPU, so that a CUDA graph may be replayed with another ``grouped_layout``.
+
+    Args:
+        a: (m, k) and (m, k / 128), rounded up.
+        b: (groups, n, k) and (groups, n / 128, k / 128), rounded up.
+        d: (m, n), bf16. Rows of no group may be written too.
+        grouped_layout: (m,) i32, the group of each row in ascending order, -1 for none; the first of as many
+            rows as :func:`~.layout.get_mk_alignment_for_contiguous_layout` says tells whose they all are.
+            With ``use_psum_layout`` (groups,) i32, the end of each group; groups may then begin anywhere.
+        use_psum_layout: what ``grouped_layout`` is.
+    """
+    x, w, factors = _scaled(a, b, recipe, recipe_a, recipe_b)
+    _contiguous(x, w, d, grouped_layout, use_psum_layout, **factors)
+
+
+def m_grouped_fp8_fp4_gemm_nn_contiguous(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    grouped_layout: Tensor,
+    recipe: Recipe = None,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+) -> None:
+    """The same for ``b`` (groups, k, n) and factors that are transposes of those above."""
+    x, w, factors = _scaled(a, _transposed("b", b), recipe, recipe_a, recipe_b)
+    _contiguous(x, w, d, grouped_layout, use_psum_layout, **factors)
+
+
+def m_grouped_fp8_fp4_gemm_nt_masked(
+    a: Scaled,
+    b: Scaled,
+    d: Tensor,
+    masked_m: Tensor,
+    expected_m: int,
+    recipe: Recipe = None,
+    recipe_a: Recipe = None,
+    recipe_b: Recipe = None,
+    compiled_dims: str = "nk",
+    disable_ue8m0_cast: bool = False,
+) -> None:
+    """``d[g, i] = a[g, i] @ b[g].T`` for the first ``masked_m[g]`` rows of each group; no others are written.
+
+    Args:
+        a: (groups, m, k) and (groups, m, k / 128), rounded up.
+        b: (groups, n, k) and (groups, n / 128, k / 128), rounded up.
+        d: (groups, m, n), bf16.
+        masked_m: (groups,) i32, read on the GPU.
+    """
+    x, w, factors = _scaled(a, b, recipe, recipe_a, recipe_b)
+    _run("masked_grouped_gemm", x, w, d, **factors, rows=masked_m)
+
+
+def m_grouped_bf16_gemm_nt_contiguous(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    grouped_layout: Tensor,
+    compiled_dims: str = "nk",
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+    expected_m_for_psum_layout: int | None = None,
+) -> None:
+    """:func:`m_grouped_fp8_fp4_gemm_nt_contiguous` for bf16, without factors."""
+    _contiguous(a, b, d, grouped_layout, use_psum_layout)
+
+
+def m_grouped_bf16_gemm_nn_contiguous(
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    grouped_layout: Tensor,
+    compiled_dims: str = "nk",
+    use_psum_layout: bool = False,
+    ensure_zero_padding: bool = True,
+) -> None:
+    """:func:`m_grouped_fp8_fp4_gemm_nn_contiguous` for bf16, without factors."""
+    _contiguous(a, _matrix_transposed(b), d, grouped_layout, use_psum_layout)
+
+
+def m_grouped_bf16_gemm_nt_masked(
+    a: Tensor, b: Tensor, d: Tensor, masked_m: Tensor, expected_m: int, compiled_dims: str = "nk"
+) -> None:
+    """:func:`m_grouped_fp8_fp4_gemm_nt_masked` for bf16, without factors."""
+    _run("masked_grouped_gemm", a, b, d, rows=masked_m)
+
+
+# DeepGEMM has each of these under a second name, and earlier releases had others, which callers look for.
+fp8_gemm_nt = gemm_fp8_fp8_bf16_nt = fp8_fp4_gemm_nt
+fp8_gemm_nn = fp8_fp4_gemm_nn
+fp8_gemm_tn = fp8_fp4_gemm_tn
+fp8_gemm_tt = fp8_fp4_gemm_tt
+m_grouped_fp8_gemm_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous
+m_grouped_gemm_fp8_fp8_bf16_nt_contiguous = m_grouped_fp8_fp4_gemm_nt_contiguous
+m_grouped_fp8_gemm_nn_contiguous = m_grouped_fp8_fp4_gemm_nn_contiguous
+m_grouped_fp8_gemm_nt_masked = fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_fp4_gemm_nt_masked
+m_grouped_gemm_fp8_fp8_bf16_nt_masked = m_grouped_fp8_fp4_gemm_nt_masked
+bf16_m_grouped_gemm_nt_masked = m_grouped_bf16_gemm_nt_masked
+
+# -- the GPU ------------------------------------------------------------------------------------------------
+
+
+def get_num_sms() -> int:
+    """Multiprocessors that a kernel may use: all of the current GPU's.
+
+    Raises:
+        DeviceError: if there is no GPU.
+    """
+    return cuda_driver.sm_count(torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+
+
+def set_num_sms(new_num_sms: int) -> None:
+    """Accept all of the current GPU's multiprocessors, or 0, which means the same.
+
+    Raises:
+        OperandError: for another number, which no prebuilt kernel would keep to.
+        DeviceError: if there is no GPU.
+    """
+    if new_num_sms not in (0, get_num_sms()):
+        raise OperandError(
+            f"set_num_sms: expected 0 or {get_num_sms()}, got {new_num_sms}: prebuilt kernels use every "
+            "multiprocessor; switch off the overlap with communication for which some are to stay free"
+        )
+
+
+# -- how it is done -----------------------------------------------------------------------------------------
+
+
+def _scaled(
+    a: Scaled, b: Scaled, recipe: Recipe, recipe_a: Recipe, recipe_b: Recipe
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The values of both operands, and their factors as kernels take them."""
+    given = tuple(None if each is None else tuple(each) for each in (recipe, recipe_a, recipe_b))
+    whole, sides = (1, BLOCK, BLOCK), ((1, BLOCK), (BLOCK, BLOCK))
+    if given[0] not in (None, whole) or given[1:] not in ((None, None), sides):
+        raise OperandError(
+            f"expected recipe {whole}, or recipe_a {sides[0]} and recipe_b {sides[1]}, which is what kernels "
+            f"for sm_90a have, got {', '.join(map(str, given))}"
+        )
+    (x, x_factors), (w, w_factors) = _pair("a", a), _pair("b", b)
+    if x_factors.stride(-2) != 1 and x_factors.shape[-2] != 1:
+        x_factors = get_mn_major_tma_aligned_tensor(x_factors)
+    if w_factors.stride(-1) != 1 and w_factors.shape[-1] != 1:
+        # Of a transposed pair.
+        w_factors = w_factors.contiguous()
+    return x, w, {"a_scale": x_factors, "b_scale": w_factors}
+
+
+def _pair(name: str, given: Scaled) -> Scaled:
+    if isinstance(given, Tensor) or len(given) != 2 or given[1].dim() not in (2, 3):
+        raise OperandError(
+            f"`{name}`: expected a pair of values and scale factors, such as per_token_cast_to_fp8 gives"
+        )
+    values, factors = given
+    if factors.dtype != torch.float32:
+        raise OperandError(
+            f"scale factors of `{name}`: expected torch.float32, got {factors.dtype}; factors packed as "
+            "UE8M0 are for sm_100"
+        )
+    return values, factors
+
+
+def _transposed(name: str, given: Scaled) -> Scaled:
+    values, factors = _pair(name, given)
+    return _matrix_transposed(values), factors.mT
+
+
+def _matrix_transposed(given: Tensor) -> Tensor:
+    # Any other rank is refused where those of all operands are checked.
+    return given.mT if given.dim() > 1 else given
+
+
+def _dense(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, **factors: Tensor) -> None:
+    """``d = a @ b.T``, plus ``c``."""
+    if c is not None and (c.shape != d.shape or c.dtype != d.dtype):
+        raise OperandError(
+            f"expected c as d, {tuple(d.shape)} of {d.dtype}, got {tuple(c.shape)} of {c.dtype}"
+        )
+    if not d.numel():
+        return
+    if not a.shape[-1]:
+        # An empty sum: no kernel takes k = 0.
+        if c is None:
+            d.zero_()
+        else:
+            d.copy_(c)
+    elif c is None:
+        _run("gemm", a, b, d, **factors)
+    else:
+        product = torch.empty(d.shape, dtype=torch.float32, device=d.device)
+        _run("gemm", a, b, product, **factors)
+        torch.add(product, c, out=d)
+
+
+def _contiguous(
+    a: Tensor, b: Tensor, d: Tensor, grouped_layout: Tensor, use_psum_layout: bool, **factors: Tensor
+) -> None:
+    groups, rows = b.shape[0], a.shape[0]
+    expected = groups if use_psum_layout else rows
+    if grouped_layout.dtype != torch.int32 or tuple(grouped_layout.shape) != (expected,):
+        what = "the end of each group" if use_psum_layout else "the group of each row"
+        raise OperandError(
+            f"grouped_layout: expected {what}, ({expected},) of torch.int32, got "
+            f"{tuple(grouped_layout.shape)} of {grouped_layout.dtype}"
+        )
+    if rows:
+        offsets = grouped_layout if use_psum_layout else ends_of_groups(grouped_layout, groups)
+        _run("grouped_gemm", a, b, d, **factors, offsets=offsets)
+
+
+def _run(operation: str, a: Tensor, w: Tensor, d: Tensor, **named: Tensor) -> None:
+    """Launch the kernel of the first bundle that has one; ``w`` is B as (n, k), or (groups, n, k)."""
+    ranks = a.dim(), w.dim(), d.dim()
+    if ranks != _RANKS[operation]:
+        raise OperandError(f"expected a, b and d of ranks {_RANKS[operation]}, got {ranks}")
+    b = w.mT
+    key = (operation, a.dtype, d.dtype, a.stride(-1) == 1, b.stride(-2) == 1, d.device, len(named))
+    bundle = _serving.get(key)
+    if bundle is None:
+        search, reasons = BundleSearch(), []
+        for found in search:
+            try:
+                found.choose(a, b, d, operation=operation, **named)
+            except MisplacedOperand:
+                raise
+            except (KernelNotFound, Incompatible, ParameterError) as error:
+                # A bundle may have operands of similar names, which it says are meant.
+                reasons.append(str(error))
+            else:
+                bundle = _serving[key] = found
+                break
+        else:
+            _miss(operation, (a, b, d), named, [*reasons, *search.problems])
+            return
+    bundle.run(operation, a, b, d, **named)
+
+
+def _miss(
+    operation: str, operands: tuple[Tensor, ...], named: dict[str, Tensor], reasons: Sequence[str]
+) -> None:
+    """Do what the policy says where no bundle has a kernel; ``reasons`` are those of each bundle."""
+    computation = Computation.of(operation, None, None, None, named)
+    given = (*operands, *(named[name] for name in computation.names))
+    descriptions = tuple(map(describe_operand, given))
+    query = computation.query((), f"GPU {descriptions[0].device}", descriptions)
+    manifest = "sm90" if operation == "gemm" and not named else "sm90_scaled"
+    error = KernelNotFound(
+        f"{'; '.join(reasons) or f'no bundle is open or installed, which {query} needs'}. Build "
+        f"manifests/{manifest}.toml, and open the bundle with cutlass_aot.open or install its wheel"
+    )
+    policy.on_miss(error, query, given, None, None)
