@@ -114,7 +114,7 @@ class Cases:
     def __init__(self, torch: Any, bundle: Any, others: bool) -> None:
         self._torch = torch
         self._bundle = bundle
-        self._deep_gemm = _deep_gemm() if others else None
+        self._deep_gemm = imported_deep_gemm() if others else None
         self._others = others
         self.kernels = False
 
@@ -277,7 +277,8 @@ class Cases:
         return Case(name, 2.0 * sum(sizes) * n * k, launches, outputs, error)
 
 
-def _deep_gemm() -> Any:
+def imported_deep_gemm() -> Any:
+    """DeepGEMM, or None where it cannot be imported, which is said."""
     try:
         import deep_gemm  # type: ignore[import-not-found]
     except ImportError as error:
