@@ -14,7 +14,7 @@ from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.gemm import problem_of_kernel, scales_of
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.generators.sm90_gemm.generator import SCALES, Sm90Gemm, plan_of
-from cutlass_aot.generators.sm90_gemm.plan import CONTIGUOUS, MASKED, SCALED_BLOCK, make_plan
+from cutlass_aot.generators.sm90_gemm.plan import SCALED_BLOCK, make_plan
 from cutlass_aot.manifest.scales import parse_scales
 from cutlass_aot.schema.kernels.cost import cost_of, names_of, numbers_of
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -43,9 +43,8 @@ def test_kernels_tell_their_problem_and_their_plan(problem: Problem) -> None:
         assert problem_of_kernel(kernel) == problem
         plan = plan_of(kernel)
         assert plan.scaled == (problem.scales == SCALES)
-        assert plan.groups == {"grouped_gemm": CONTIGUOUS, "masked_grouped_gemm": MASKED}.get(
-            problem.operation, ""
-        )
+        assert plan.operation == problem.operation
+        assert plan.groups == (problem.operation != "gemm")
         if plan.scaled:
             assert plan.tile[2] == SCALED_BLOCK
             rows, pieces = plan.factors
@@ -154,11 +153,11 @@ def test_plans_that_are_impossible_are_refused() -> None:
         }  # fmt: skip
         make_plan(**{**settings, **fields})  # type: ignore[arg-type]
 
-    plan(groups=CONTIGUOUS)
+    plan(operation="grouped_gemm")
     with pytest.raises(ValueError, match="persistent"):
-        plan(groups=CONTIGUOUS, active=0)
+        plan(operation="grouped_gemm", active=0)
     with pytest.raises(ValueError, match="share no sums"):
-        plan(groups=MASKED, cluster=(1, 1, 2))
+        plan(operation="masked_grouped_gemm", cluster=(1, 1, 2))
     with pytest.raises(ValueError, match="not the 128 elements that share a factor"):
         plan(tile=(128, 128, 64))
     for tile, blocks, swap in (((64, 24, 128), 3, True), ((64, 256, 128), 1, False)):
