@@ -78,7 +78,7 @@ def compute_tiles(
             stage, phase = sum_products(
                 total, operands, ring, (stage, phase), schedule.count_k, block, sharer, plan
             )
-        corner = corner_of(tile, block, schedule.ends, plan)
+        corner = corner_of(tile, block, schedule.extents, plan)
         if cutlass.const_expr(plan.direct):
             store_sums(total, block.thread, tile, corner, output, plan)
         else:

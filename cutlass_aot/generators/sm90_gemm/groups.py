@@ -12,7 +12,7 @@ import cutlass.cute as cute
 
 from cutlass_aot.generators.gemm import GROUPED_GEMM
 from cutlass_aot.generators.sm90_gemm.plan import WARP
-from cutlass_aot.generators.sm90_gemm.tiles import Tile, place
+from cutlass_aot.generators.sm90_gemm.tiles import Tile, place, tiles_of
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -27,20 +27,20 @@ def group_of(
     ``across`` of them along the columns of the output.
     """
     count = groups.shape[0]
-    height = plan.rows_per_cluster
     number, first, start, size, before = (cutlass.Int32(0) for _ in range(5))
-    for chunk in cutlass.range((count + WARP - 1) // WARP, unroll=1):
-        index = chunk * WARP + lane
-        at = cutlass.min(index, count - 1)
+    for chunk in cutlass.range(tiles_of(count, WARP), unroll=1):
+        # The last turn has too few groups for some lanes, which count nothing.
+        left = count - chunk * WARP
+        at = chunk * WARP + cutlass.min(lane, left - 1)
         begin = cutlass.Int32(0)
         end = cutlass.max(cutlass.min(groups[at], rows), 0)
         if cutlass.const_expr(plan.operation == GROUPED_GEMM):  # noqa: SIM102 (the other is known at run time)
             if at > 0:
                 begin = cutlass.max(cutlass.min(groups[at - 1], rows), 0)
         here = cutlass.max(end - begin, 0)
-        if index >= count:
+        if lane >= left:
             here = cutlass.Int32(0)
-        clusters = (here + (height - 1)) // height * across
+        clusters = tiles_of(here, plan.rows_per_cluster) * across
         total = clusters
         for step in cutlass.range_constexpr(5):
             other = cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0)
@@ -64,7 +64,7 @@ def tile_in_group(
 ) -> Tile:
     """A cluster's tile; the arguments are those of :func:`group_of`."""
     number, first, start, size, _ = group_of(cluster, groups, rows, across, lane, plan)
-    along = (size + (plan.rows_per_cluster - 1)) // plan.rows_per_cluster
+    along = tiles_of(size, plan.rows_per_cluster)
     if cutlass.const_expr(plan.swap):
         row, column = place(cluster - first, across, along, plan.group)
     else:

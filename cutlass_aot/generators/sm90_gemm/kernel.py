@@ -132,7 +132,7 @@ def gemm_kernel(
         cute.arch.cluster_wait()
         if block.warp < mma_warps:
             only = tile_of(schedule, schedule.first, (schedule.row, schedule.column), block.lane, plan)
-            finish(staged, block, only, corner_of(only, block, schedule.ends, plan), 0, output, plan)
+            finish(staged, block, only, corner_of(only, block, schedule.extents, plan), 0, output, plan)
     if cutlass.const_expr(blocks > 1):
         # A block stays until no other reads its shared memory or tells it that a stage is empty.
         cute.arch.cluster_arrive()

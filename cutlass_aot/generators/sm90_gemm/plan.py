@@ -173,6 +173,12 @@ class Plan:
         return ROWS if self.swap else math.gcd(self.tile[1], SCALED_BLOCK)
 
     @property
+    def multiples(self) -> tuple[int, int]:
+        """Rows and columns of which a tile begins at a multiple, also one that is moved back."""
+        piece = self.piece if self.scaled else 1
+        return (piece, 1) if self.swap else (1, piece)
+
+    @property
     def factor_stride(self) -> int:
         """Scale factors from those of one stage to those of the next: a multiple of 16 bytes."""
         return -(-sum(self.factors) // 4) * 4 if self.scaled else 0

@@ -72,7 +72,7 @@ def load_operands(
             tensor_a,
             filled_a,
             (tile_m, tile_k),
-            begin(row_of_blocks, tile_m, schedule.ends[0], first_a),
+            begin(0, row_of_blocks, first_a, schedule.extents, plan),
             (block.rank_n, cluster_n),
             batch_a,
         )
@@ -81,7 +81,7 @@ def load_operands(
             tensor_b,
             filled_b,
             (tile_n, tile_k),
-            begin(column_of_blocks, tile_n, schedule.ends[1], first_b),
+            begin(1, column_of_blocks, first_b, schedule.extents, plan),
             (block.rank_m, cluster_m),
             batch_b,
         )
@@ -107,12 +107,12 @@ def load_operands(
         row, column = place_after(schedule, cluster, (row, column), plan)
 
 
-def begin(number: Any, width: int, end: Any, first: Any) -> tuple[Any, Any]:
+def begin(at: int, number: Any, first: Any, extents: tuple[Any, Any], plan: Any) -> tuple[Any, Any]:
     """The row of an operand from which tiles are counted, and the number of a tile from there.
 
-    ``number`` is that of a tile of a width that ends at ``end`` at the latest. One of a group begins at row
-    ``first``, which else is None.
+    ``number`` is that of a tile along the rows (``at`` is 0) or columns (1) of the output. One of a group
+    begins at row ``first``, which else is None.
     """
     if first is None:
-        return moved_back(number, width, end), number
+        return moved_back(number, plan.tile[at], extents[at], plan.multiples[at]), number
     return first, cutlass.Int32(0)

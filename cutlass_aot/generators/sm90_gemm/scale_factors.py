@@ -27,7 +27,7 @@ def load_all_factors(
     row, column = schedule.row, schedule.column
     for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
         tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
-        corner = corner_of(tile, block, schedule.ends, plan)
+        corner = corner_of(tile, block, schedule.extents, plan)
         from_a, from_b = factors_of(scales, tile, corner, block.lane, plan)
         for index_k in cutlass.range(schedule.first_k, schedule.first_k + schedule.count_k, unroll=1):
             cute.arch.mbarrier_wait(ring.empty + stage, phase)
@@ -48,14 +48,24 @@ def factors_of(
     of_a, of_b = scales
     first_a, first_b = (corner.column, corner.row) if plan.swap else (corner.row, corner.column)
     count, _ = plan.factors
-    rows, pieces = of_a.shape[0], of_b.shape[0]
+    pieces = of_b.shape[0]
     from_a = [
-        of_a[cutlass.min(cutlass.Int32(first_a) + (turn * WARP + lane), rows - 1), None, tile.batch]
+        of_a[row_of_factor(first_a, turn * WARP + lane, of_a.shape[0]), None, tile.batch]
         for turn in range((count + WARP - 1) // WARP)
     ]
     piece = cutlass.Int32(first_b) // plan.piece + lane
     from_b = of_b[cutlass.min(piece * plan.piece // SCALED_BLOCK, pieces - 1), None, tile.group]
     return from_a, from_b
+
+
+def row_of_factor(first: Any, place: Any, rows: Any) -> Any:
+    """The row of A whose factor has a place in a tile that begins at row ``first``: else, the last row.
+
+    ``first`` is 64-bit: of a block whose tile is behind the end of its group, it can exceed 2^31 - 1.
+    """
+    # It may wrap around here. The rows from it to the last fit, or are less than 0: the sum wraps back.
+    wrapped = cutlass.Int32(first)
+    return wrapped + cutlass.min(place, rows - 1 - wrapped)
 
 
 @cute.jit  # type: ignore[untyped-decorator]

@@ -23,7 +23,7 @@ class Schedule(NamedTuple):
         batch: of this block, without groups.
         clusters_m: clusters along the rows of the tensor core.
         clusters_n: clusters along its columns.
-        ends: where tiles end at the latest, along its rows and columns.
+        extents: its rows and columns of the output.
         first: number of the block's first tile.
         last: number behind the last of all.
         step: from one of the block's to its next.
@@ -38,7 +38,7 @@ class Schedule(NamedTuple):
     batch: Any
     clusters_m: Any
     clusters_n: Any
-    ends: tuple[Any, Any]
+    extents: tuple[Any, Any]
     first: Any
     last: Any
     step: Any
@@ -68,12 +68,6 @@ def schedule_of(shape: Any, depth: Any, block: Block, groups: Any, plan: cutlass
         rows, columns = columns, rows
     clusters_m = tiles_of(rows, tile_m * cluster_m)
     clusters_n = tiles_of(columns, tile_n * cluster_n)
-    end_rows, end_columns = rows, columns
-    if cutlass.const_expr(plan.scaled):
-        if cutlass.const_expr(plan.swap):
-            end_rows = tiles_of(rows, plan.piece) * plan.piece
-        else:
-            end_columns = tiles_of(columns, plan.piece) * plan.piece
     batch = batch_low + batch_high * MAX_GRID_YZ
     # One tile a block, or, of a persistent one, every so many of them.
     first = index // plan.blocks_per_cluster
@@ -99,7 +93,7 @@ def schedule_of(shape: Any, depth: Any, block: Block, groups: Any, plan: cutlass
         batch=batch,
         clusters_m=clusters_m,
         clusters_n=clusters_n,
-        ends=(end_rows, end_columns),
+        extents=(rows, columns),
         first=first,
         last=last,
         step=step,

@@ -109,26 +109,30 @@ def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constex
 
 
 def tiles_of(extent: Any, tile: int) -> Any:
-    """Tiles along an extent of at least 1; the sum of both may exceed 2^31 - 1."""
+    """Tiles along an extent; the sum of both may exceed 2^31 - 1. The division rounds down: 0 has none."""
     return (extent - 1) // tile + 1
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def moved_back(tile: Any, width: cutlass.Constexpr, extent: Any) -> Any:
+def moved_back(tile: Any, width: cutlass.Constexpr, extent: Any, multiple: cutlass.Constexpr = 1) -> Any:
     """What to add to where a tile begins so that it ends within the extent: 0, or less for the last tile.
 
-    TMA takes time for rows that are not there (docs/internals/sm90-gemm.md). The last tile so begins early,
-    and computes rows of the one before again. An extent below a tile's width stays as it is.
+    It still begins at a multiple of ``multiple``, so that it may end at the first one after the extent. TMA
+    takes time for rows that are not there (docs/internals/sm90-gemm.md). The last tile so begins early, and
+    computes rows of the one before again. An extent below a tile's width stays as it is.
     """
-    # Near 2^31 the product wraps around, and the difference, which fits, wraps back.
-    back = cutlass.min(extent - (tile + 1) * width, 0)
+    # Near 2^31 the products wrap around, and the difference, which fits, wraps back.
+    end = extent
+    if cutlass.const_expr(multiple > 1):
+        end = tiles_of(extent, multiple) * multiple
+    back = cutlass.min(end - (tile + 1) * width, 0)
     if extent < width:
         back = cutlass.Int32(0)
     return back
 
 
-def corner_of(tile: Tile, block: Block, ends: tuple[Any, Any], plan: Any) -> Corner:
-    """The corner of a block's tile, where tiles end at ``ends``, along rows and columns, at the latest."""
+def corner_of(tile: Tile, block: Block, extents: tuple[Any, Any], plan: Any) -> Corner:
+    """The corner of a block's tile of an output with so many rows and columns."""
     starts, own = [], []
     places = (tile.row, block.rank_m), (tile.column, block.rank_n)
     for at, (clusters, rank) in enumerate(places):
@@ -138,6 +142,6 @@ def corner_of(tile: Tile, block: Block, ends: tuple[Any, Any], plan: Any) -> Cor
             first = first + tile.start
             starts.append(first)
         else:
-            starts.append(first + moved_back(number, plan.tile[at], ends[at]))
+            starts.append(first + moved_back(number, plan.tile[at], extents[at], plan.multiples[at]))
         own.append(first)
     return Corner(*starts, *own)
