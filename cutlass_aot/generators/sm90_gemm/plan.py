@@ -101,10 +101,14 @@ class Plan:
         return self.operation in GROUPED_EXTENTS
 
     @property
+    def output_rows(self) -> int:
+        """Which mode of a tile or a cluster the rows of the output run along."""
+        return 1 if self.swap else 0
+
+    @property
     def rows_per_cluster(self) -> int:
         """Rows of the output that a cluster computes."""
-        at = 1 if self.swap else 0
-        return self.tile[at] * self.cluster[at]
+        return self.tile[self.output_rows] * self.cluster[self.output_rows]
 
     @property
     def blocks_per_cluster(self) -> int:

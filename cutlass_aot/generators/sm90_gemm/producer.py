@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass_aot.generators.sm90_gemm.plan import whole_groups
 from cutlass_aot.generators.sm90_gemm.ring import Ring, following
 from cutlass_aot.generators.sm90_gemm.schedule import Schedule, place_after, tile_of
-from cutlass_aot.generators.sm90_gemm.tiles import Block, moved_back
+from cutlass_aot.generators.sm90_gemm.tiles import Block, Tile, moved_back
 from cutlass_aot.generators.sm90_gemm.tma import tma_parts, unswizzled
 
 
@@ -38,81 +38,68 @@ def load_operands(
         dtype: element type of A and B.
         plan: everything else that is compiled in.
     """
-    tile_m, tile_n, tile_k = plan.tile
     cluster_m, cluster_n, _ = plan.cluster
-    load_a, load_b = loads
-    tensor_a, tensor_b = tensors
-    # Bits of the ranks that share A, those of a row, and of those that share B, those of a column.
+    depth = plan.tile[2]
+    # Of A and of B: a block's rank among those that share the operand, those of its row or of its column in
+    # the cluster, and their number; bits of their ranks; and the ring as their loads fill it.
+    sharing = (block.rank_n, cluster_n), (block.rank_m, cluster_m)
     corner = block.rank_k * (cluster_m * cluster_n)
     row_bits = sum(1 << (i * cluster_m) for i in range(cluster_n))
     column_bits = sum(1 << i for i in range(cluster_m))
-    mask_a = cutlass.Int16(cutlass.Int32(row_bits) << (corner + block.rank_m))
-    mask_b = cutlass.Int16(cutlass.Int32(column_bits) << (corner + block.rank_n * cluster_m))
-    filled_a, filled_b = ring.a, ring.b
-    if cutlass.const_expr(not whole_groups(tile_m, cluster_n)):
-        filled_a = unswizzled(ring.memory_a, dtype, (tile_m, tile_k, plan.stages))
-    if cutlass.const_expr(not whole_groups(tile_n, cluster_m)):
-        filled_b = unswizzled(ring.memory_b, dtype, (tile_n, tile_k, plan.stages))
+    masks = (
+        cutlass.Int16(cutlass.Int32(row_bits) << (corner + block.rank_m)),
+        cutlass.Int16(cutlass.Int32(column_bits) << (corner + block.rank_n * cluster_m)),
+    )
+    filled = [
+        stages if whole_groups(rows, sharers) else unswizzled(memory, dtype, (rows, depth, plan.stages))
+        for stages, memory, rows, (_, sharers) in zip(
+            (ring.a, ring.b), (ring.memory_a, ring.memory_b), plan.tile[:2], sharing, strict=True
+        )
+    ]
     stage = cutlass.Int32(0)
     phase = cutlass.Int32(1)
     row, column = schedule.row, schedule.column
     for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
         tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
-        batch_a, batch_b = (tile.group, tile.batch) if plan.swap else (tile.batch, tile.group)
-        row_of_blocks = tile.row * cluster_m + block.rank_m
-        column_of_blocks = tile.column * cluster_n + block.rank_n
-        first_a, first_b = None, None
-        if cutlass.const_expr(plan.groups):
-            if cutlass.const_expr(plan.swap):
-                first_b = tile.start + column_of_blocks * tile_n
-            else:
-                first_a = tile.start + row_of_blocks * tile_m
-        to_a, from_a = tma_parts(
-            load_a,
-            tensor_a,
-            filled_a,
-            (tile_m, tile_k),
-            begin(0, row_of_blocks, first_a, schedule.extents, plan),
-            (block.rank_n, cluster_n),
-            batch_a,
-        )
-        to_b, from_b = tma_parts(
-            load_b,
-            tensor_b,
-            filled_b,
-            (tile_n, tile_k),
-            begin(1, column_of_blocks, first_b, schedule.extents, plan),
-            (block.rank_m, cluster_m),
-            batch_b,
-        )
+        batches = (tile.group, tile.batch) if plan.swap else (tile.batch, tile.group)
+        begins = begins_of(tile, block, schedule.extents, plan)
+        parts = [
+            tma_parts(
+                loads[at],
+                tensors[at],
+                filled[at],
+                (plan.tile[at], depth),
+                begins[at],
+                sharing[at],
+                batches[at],
+            )
+            for at in range(2)
+        ]
         for index_k in cutlass.range(schedule.first_k, schedule.first_k + schedule.count_k, unroll=1):
             cute.arch.mbarrier_wait(ring.empty + stage, phase)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(ring.full + stage, plan.stage_bytes)
-            cute.copy(
-                load_a,
-                from_a[None, index_k],
-                to_a[None, stage],
-                tma_bar_ptr=ring.full + stage,
-                mcast_mask=mask_a if cluster_n > 1 else None,
-            )
-            cute.copy(
-                load_b,
-                from_b[None, index_k],
-                to_b[None, stage],
-                tma_bar_ptr=ring.full + stage,
-                mcast_mask=mask_b if cluster_m > 1 else None,
-            )
+            for load, (to, where), mask, (_, sharers) in zip(loads, parts, masks, sharing, strict=True):
+                cute.copy(
+                    load,
+                    where[None, index_k],
+                    to[None, stage],
+                    tma_bar_ptr=ring.full + stage,
+                    mcast_mask=mask if sharers > 1 else None,
+                )
             stage, phase = following(stage, phase, plan)
         row, column = place_after(schedule, cluster, (row, column), plan)
 
 
-def begin(at: int, number: Any, first: Any, extents: tuple[Any, Any], plan: Any) -> tuple[Any, Any]:
-    """The row of an operand from which tiles are counted, and the number of a tile from there.
+def begins_of(tile: Tile, block: Block, extents: tuple[Any, Any], plan: Any) -> list[tuple[Any, Any]]:
+    """Of A and of B: the row from which tiles are counted, and the number of this block's from there.
 
-    ``number`` is that of a tile along the rows (``at`` is 0) or columns (1) of the output. One of a group
-    begins at row ``first``, which else is None.
+    Behind the end of its group a block's row may exceed 2^31 - 1: it wraps around, and TMA fills in zeros.
     """
-    if first is None:
-        return moved_back(number, plan.tile[at], extents[at], plan.multiples[at]), number
-    return first, cutlass.Int32(0)
+    numbers = tile.row * plan.cluster[0] + block.rank_m, tile.column * plan.cluster[1] + block.rank_n
+    return [
+        (tile.start + number * plan.tile[at], cutlass.Int32(0))
+        if tile.start is not None and at == plan.output_rows
+        else (moved_back(number, plan.tile[at], extents[at], plan.multiples[at]), number)
+        for at, number in enumerate(numbers)
+    ]

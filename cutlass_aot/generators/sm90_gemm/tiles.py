@@ -138,7 +138,7 @@ def corner_of(tile: Tile, block: Block, extents: tuple[Any, Any], plan: Any) -> 
     for at, (clusters, rank) in enumerate(places):
         number = clusters * plan.cluster[at] + rank
         first = cutlass.Int64(number) * plan.tile[at]
-        if tile.start is not None and at == (1 if plan.swap else 0):
+        if tile.start is not None and at == plan.output_rows:
             first = first + tile.start
             starts.append(first)
         else:
