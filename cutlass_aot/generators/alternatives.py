@@ -22,6 +22,8 @@ from cutlass_aot.schema.words import few
 
 _ACCUMULATORS = ("f32", "f16", "f64", "i32")
 _SCALES = (ScaleRequest("f8e8m0", 32), ScaleRequest("f8e4m3", 16))
+_SCALES_OF_BLOCKS = ScaleRequest("f32", 128), ScaleRequest("f32", 128, across=128)
+"""Of a and of b."""
 _PLAIN_LAYOUTS = "tnt"
 
 
@@ -141,6 +143,12 @@ def _scaled(problem: Problem, target: str) -> Iterator[_Change]:
             if scales != problem.scales and problem.dtypes:
                 value = f"factors {scale.dtype} of {scale.block} elements"
                 yield _Change(words, value, replace(problem, scales=scales), target)
+    if problem.scales != _SCALES_OF_BLOCKS and problem.dtypes:
+        of_a, of_b = _SCALES_OF_BLOCKS
+        value = (
+            f"factors {of_a.dtype} of {of_a.block} elements for `a` and {of_b.across} x {of_b.block} for `b`"
+        )
+        yield _Change("with {}", value, replace(problem, scales=_SCALES_OF_BLOCKS), target)
     if problem.scales != (None, None):
         yield _Change("without scale factors", "", replace(problem, scales=(None, None)), target)
 

@@ -12,22 +12,22 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
 """Extents of each operand by their names, batch first."""
 
-GROUPED, MASKED = "grouped_gemm", "masked_grouped_gemm"
+GROUPED_GEMM, MASKED_GROUPED_GEMM = "grouped_gemm", "masked_grouped_gemm"
 """Operations on groups of rows, each with a B of its own.
 
 They lie one after the other, and the last operand has the end of each; or each lies in a matrix of its own,
 and the last operand says how many of its rows count."""
 
 GROUPED_EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
-    GROUPED: {"a": ("M", "K"), "b": ("G", "K", "N"), "out": ("M", "N")},
-    MASKED: {"a": ("G", "M", "K"), "b": ("G", "K", "N"), "out": ("G", "M", "N")},
+    GROUPED_GEMM: {"a": ("M", "K"), "b": ("G", "K", "N"), "out": ("M", "N")},
+    MASKED_GROUPED_GEMM: {"a": ("G", "M", "K"), "b": ("G", "K", "N"), "out": ("G", "M", "N")},
 }
 """Extents of their operands: G is the number of groups."""
 
-_GROUPS = {GROUPED: "offsets", MASKED: "rows"}
+_GROUPS = {GROUPED_GEMM: "offsets", MASKED_GROUPED_GEMM: "rows"}
 """Names of their last operands."""
 
-CONTIGUOUS = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
+CONTIGUOUS_MODES = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
 """The contiguous mode by the layout's letter."""
 
 
@@ -38,7 +38,7 @@ def constraints(problem: Problem, alignment: int) -> tuple[OperandConstraint, ..
             name=name,
             dtype=dtype,
             extents=extents,
-            contiguous=CONTIGUOUS[letter],
+            contiguous=CONTIGUOUS_MODES[letter],
             divisibility=alignment * 8 // DTYPES[dtype].bits,
             alignment=alignment,
             written=name == "out",

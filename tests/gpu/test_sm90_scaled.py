@@ -141,6 +141,25 @@ def test_counts_that_are_no_counts_stay_within_the_operands(bundle):
         assert guarded[64:].isnan().all(), kernel.name
 
 
+def test_as_many_rows_as_are_taken(bundle):
+    """The last group begins 100 rows before the largest number of a 32-bit integer."""
+    rows, n, k, last, tail = 2**31 - 1, 8, 16, 100, 400
+    if torch.cuda.mem_get_info()[0] < rows * (k + 4 + 2 * n) + (1 << 30):
+        pytest.skip("needs 78 GB of memory")
+    x = torch.zeros(rows, k, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+    factors = torch.ones(1, rows, device="cuda").T
+    out = torch.empty(rows, n, dtype=torch.bfloat16, device="cuda")
+    ends = torch.tensor([rows - last, rows], device="cuda").int()
+    x[-tail:], w, factors[-tail:], w_factors = operands(tail, n, k, b=(2,))
+    values = wide(torch, x[-tail:], factors[-tail:]).double(), wide(torch, w, w_factors).double()
+    parts = values[0].split((tail - last, last))
+    expected = torch.cat([a @ b.T for a, b in zip(parts, values[1], strict=True)])
+    for kernel in bundle.kernels(operation="grouped_gemm", dtypes="f8e4m3*"):
+        out[-tail:] = torch.nan
+        kernel.launch(x, w.transpose(1, 2), out, factors, w_factors, ends)
+        assert error(out[-tail:], expected) < BOUNDS["bf16"], kernel.name
+
+
 def test_no_rows_are_no_launch(bundle):
     x, w, *factors = operands(0, 256, 512)
     bundle.gemm(x, w.T, torch.empty(0, 256, device="cuda").bfloat16(), a_scale=factors[0], b_scale=factors[1])
@@ -165,3 +184,12 @@ def test_the_page_runs(bundle, monkeypatch):
     exec(block, names)
     x, weight = (wide(torch, names[name], names[f"{name}_factors"]).double() for name in ("x", "weight"))
     assert error(names["out"], x @ weight.T) < BOUNDS["bf16"]
+
+
+def test_the_page_of_groups_runs(bundle, monkeypatch):
+    page = (REPOSITORY / "docs" / "reference" / "grouped-gemm.md").read_text()
+    blocks = re.findall(r"^```python (?:gpu )?sm_90a\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(REPOSITORY)
+    # The bundle of the page has some of these kernels.
+    exec("".join(blocks).replace("build/bundles/experts", "build/bundles/sm90-scaled"), {})

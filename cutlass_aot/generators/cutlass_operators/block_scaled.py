@@ -20,8 +20,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_dense_blockscaled_static_per
 )
 
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
-from cutlass_aot.generators.cutlass_operators.elementwise import Elementwise
+from cutlass_aot.generators.cutlass_operators import catalogue, elementwise, operands, records
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -48,13 +47,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     a, b, out, a_scale, b_scale, *numbers = dsl.fake_operands(kernel)
     layouts = a_mode, b_mode, out_layout
     arguments = (a, b, out, a_scale, b_scale, operator.impl, layouts, clusters)
-    if not kernel.epilogue:
-        return dsl.compile_for(kernel.target, block_scaled_gemm, *arguments, None, dsl.environment_stream())
-    epilogue = Elementwise(kernel, operator.impl)
-    with epilogue.sums_in_f32():
-        return dsl.compile_for(
-            kernel.target, block_scaled_gemm, *arguments, epilogue, *numbers, dsl.environment_stream()
-        )
+    return elementwise.compile_kernel(kernel, block_scaled_gemm, arguments, numbers, operator.impl)
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,6 +83,28 @@ def _listed(problem: Problem) -> Problem | None:
     return replace(problem, dtypes=("f8e4m3", b, out) if six[1] else (a, "f8e4m3", out))
 
 
+def addresses_and_shape(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    out: cute.Tensor,
+    a_scale: cute.Tensor,
+    b_scale: cute.Tensor,
+    layouts: Any,
+    depth: Any,
+) -> tuple[Any, ...]:
+    """What the package's kernels take instead of tensors.
+
+    All are compact: a (L, M, K), b (L, K, N), out (L, M, N), and the scales of rank 1, arranged as
+    :mod:`cutlass_aot.runtime.scales` says. ``layouts`` are the package's names of the layouts of a, b and
+    out, and ``depth`` is K in as many bits as the kernel counts it in.
+    """
+    batches, rows, _ = a.shape
+    _, _, columns = b.shape
+    # 64-bit: the batch's stride is a product of these, which can exceed 32 bits.
+    shape = (cutlass.Int64(rows), cutlass.Int64(columns), depth, batches)
+    return a.iterator, b.iterator, a_scale.iterator, b_scale.iterator, out.iterator, layouts, shape
+
+
 @cute.jit  # type: ignore[untyped-decorator]
 def block_scaled_gemm(
     a: cute.Tensor,
@@ -103,29 +118,14 @@ def block_scaled_gemm(
     epilogue: cutlass.Constexpr,
     *others: Any,
 ) -> None:
-    """Call the package's kernel, which takes addresses and extents, with tensors.
+    """Call the package's kernel with tensors, see :func:`addresses_and_shape`.
 
-    All are compact: a (L, M, K), b (L, K, N), out (L, M, N), and the scales of rank 1, arranged as
-    :mod:`cutlass_aot.runtime.scales` says. ``layouts`` are the package's names of the layouts of a, b and
-    out. ``epilogue`` is an :class:`~.elementwise.Elementwise`, or None; ``others`` are its numbers, and the
+    ``epilogue`` is an :class:`~.elementwise.Elementwise`, or None; ``others`` are its numbers, and the
     stream.
     """
     *numbers, stream = others
-    batches, rows, depth = a.shape
-    _, _, columns = b.shape
-    # 64-bit: the batch's stride is a product of these, which can exceed 32 bits.
-    shape = (cutlass.Int64(rows), cutlass.Int64(columns), cutlass.Int64(depth), batches)
-    arguments = (
-        a.iterator,
-        b.iterator,
-        a_scale.iterator,
-        b_scale.iterator,
-        out.iterator,
-        layouts,
-        shape,
-        max_active_clusters,
-        stream,
-    )
+    given = addresses_and_shape(a, b, out, a_scale, b_scale, layouts, cutlass.Int64(a.shape[2]))
+    arguments = (*given, max_active_clusters, stream)
     if cutlass.const_expr(epilogue is not None):
         epilogue.take(numbers)
         epilogue.implementation(*arguments, epilogue)

@@ -19,10 +19,28 @@ from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of
+from cutlass_aot.generators.protocol import CompiledFunction
 from cutlass_aot.schema.kernels.formula import ACCUMULATOR, evaluate
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 _AS_TYPE = cute.TensorSSA.to
+
+
+def compile_kernel(
+    kernel: Kernel, function: Any, arguments: Sequence[Any], numbers: Sequence[Any], implementation: Any
+) -> CompiledFunction:
+    """Compile a kernel with its epilogue, if it has one.
+
+    ``function`` takes ``arguments``, an :class:`Elementwise` or None, the epilogue's ``numbers`` and the
+    stream. ``implementation`` is the package's kernel.
+    """
+    if not kernel.epilogue:
+        return dsl.compile_for(kernel.target, function, *arguments, None, dsl.environment_stream())
+    epilogue = Elementwise(kernel, implementation)
+    with epilogue.sums_in_f32():
+        return dsl.compile_for(
+            kernel.target, function, *arguments, epilogue, *numbers, dsl.environment_stream()
+        )
 
 
 class Elementwise:

@@ -14,8 +14,7 @@ from cutlass.operators.providers.cutedsl.gemm.sm100_contiguous_offset_2d3d_dense
 )
 
 from cutlass_aot.generators import dsl
-from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
-from cutlass_aot.generators.cutlass_operators.elementwise import Elementwise
+from cutlass_aot.generators.cutlass_operators import catalogue, elementwise, operands, records
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -38,13 +37,7 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
     (clusters,) = dict(kernel.constants).values()
     a, b, out, offsets, *numbers = dsl.fake_operands(kernel)
     arguments = (a, b, out, offsets, operator.impl, clusters)
-    if not kernel.epilogue:
-        return dsl.compile_for(kernel.target, grouped_gemm, *arguments, None, dsl.environment_stream())
-    epilogue = Elementwise(kernel, operator.impl)
-    with epilogue.sums_in_f32():
-        return dsl.compile_for(
-            kernel.target, grouped_gemm, *arguments, epilogue, *numbers, dsl.environment_stream()
-        )
+    return elementwise.compile_kernel(kernel, grouped_gemm, arguments, numbers, operator.impl)
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from typing import Any
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
-from cutlass_aot.generators.gemm import CONTIGUOUS, EXTENTS
+from cutlass_aot.generators.gemm import CONTIGUOUS_MODES, EXTENTS
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
@@ -131,7 +131,7 @@ def constraints(operator: Any, problem: Problem) -> tuple[OperandConstraint, ...
             name=name,
             dtype=dtype,
             extents=extents,
-            contiguous=CONTIGUOUS[letter],
+            contiguous=CONTIGUOUS_MODES[letter],
             divisibility=int(constraint.divisibility),
             alignment=int(constraint.ptr_alignment_bytes),
             written=name == "out",

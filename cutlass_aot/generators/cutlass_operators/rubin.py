@@ -20,6 +20,7 @@ from cutlass.operators.providers.cutedsl.integration_utils.builders import gemm_
 
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
+from cutlass_aot.generators.cutlass_operators.block_scaled import addresses_and_shape
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -89,24 +90,7 @@ def block_scaled_gemm(
     fallback_clusters: cutlass.Constexpr,
     stream: Any,
 ) -> None:
-    """Call the package's kernel, which takes addresses and extents, with tensors.
-
-    All are as for :func:`cutlass_aot.generators.cutlass_operators.block_scaled.block_scaled_gemm`.
-    """
-    batches, rows, depth = a.shape
-    _, _, columns = b.shape
-    # 64-bit: the batch's stride is a product of rows or columns, which can exceed 32 bits. K has 32: the
-    # kernel prefetches at coordinates of its type, and with 64 the compiler refuses them.
-    shape = (cutlass.Int64(rows), cutlass.Int64(columns), depth, batches)
-    implementation(
-        a.iterator,
-        b.iterator,
-        a_scale.iterator,
-        b_scale.iterator,
-        out.iterator,
-        layouts,
-        shape,
-        preferred_clusters,
-        fallback_clusters,
-        stream,
-    )
+    """Call the package's kernel with tensors, see :func:`addresses_and_shape`."""
+    # K has 32 bits: the kernel prefetches at coordinates of its type, and with 64 the compiler refuses them.
+    given = addresses_and_shape(a, b, out, a_scale, b_scale, layouts, a.shape[2])
+    implementation(*given, preferred_clusters, fallback_clusters, stream)

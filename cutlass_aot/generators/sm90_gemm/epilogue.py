@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -28,8 +28,54 @@ from cutlass_aot.schema.kernels.formula import ACCUMULATOR, Statement, evaluate,
 VECTOR = 4
 """Neighbouring elements of a row that are computed at once."""
 
+WHOLE_WARP = (1, 2, 4, 8, 16)
+"""Bits of the numbers of the lanes of a warp."""
+
 NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf}
 """The value of each reduction that changes nothing."""
+
+
+class Output(NamedTuple):
+    """Where results are stored, and what is made of sums before.
+
+    Attributes:
+        tensor: (L, M, N), whatever is exchanged.
+        operands: the tensors and numbers of ``epilogue.operands``.
+        epilogue: the formula, None to store the sums converted.
+    """
+
+    tensor: Any
+    operands: Sequence[Any]
+    epilogue: Epilogue | None
+
+    def by_name(self) -> dict[str, tuple[EpilogueOperand, Any]]:
+        """The operands of the epilogue and what is given for them."""
+        if self.epilogue is None:
+            return {}
+        operands = self.epilogue.operands
+        return {
+            operand.name: (operand, given) for operand, given in zip(operands, self.operands, strict=True)
+        }
+
+
+def emit(
+    result: Any, at: tuple[Any, Any, Any], output: Output, partial: tuple[Any, ...], row: int = 0
+) -> None:
+    """Store neighbouring results of a row, or store and reduce what the epilogue makes of sums.
+
+    ``at`` is row, column and batch of the first, ``partial`` what this thread has reduced, and ``row`` the
+    place of the row in it.
+    """
+    epilogue = output.epilogue
+    if epilogue is None:
+        store(output.tensor, at, result)
+        return
+    values = results(epilogue, result, output.operands, at)
+    given = output.by_name()
+    for statement, value in zip(epilogue.statements, values, strict=True):
+        if not statement.reduction:
+            store(given[statement.name][1] if statement.name in given else output.tensor, at, value)
+    take(epilogue, partial, values, row)
 
 
 def results(epilogue: Epilogue, total: Any, operands: Sequence[Any], at: tuple[Any, Any, Any]) -> list[Any]:
@@ -96,14 +142,6 @@ def _like(total: Any, number: Any) -> Any:
 # combine theirs; one of them combines the result with memory.
 
 
-def by_name(epilogue: Epilogue | None, operands: Sequence[Any]) -> dict[str, tuple[EpilogueOperand, Any]]:
-    """The operands of an epilogue and what is given for them."""
-    if epilogue is None:
-        return {}
-    names = (operand.name for operand in epilogue.operands)
-    return dict(zip(names, zip(epilogue.operands, operands, strict=True), strict=True))
-
-
 def reductions(epilogue: Epilogue | None) -> Iterator[tuple[Statement, tuple[str | int, ...]]]:
     """The statements that are reductions, in their order, with the extents of their destinations."""
     if epilogue is not None:
@@ -142,9 +180,8 @@ def combined(reduction: str, one: Any, other: Any) -> Any:
 
 
 def flush(
-    epilogue: Epilogue,
+    output: Output,
     partial: tuple[Any, ...],
-    operands: Sequence[Any],
     kept: tuple[str | int, ...],
     sharing: Sequence[int],
     places: Sequence[tuple[Any, Any]],
@@ -154,9 +191,9 @@ def flush(
     ``sharing`` are the bits of the numbers of the lanes that have others of the same elements; all lanes come
     here. ``places`` are, for each register of a reduction, its place in memory, and whether there is one.
     """
-    given = by_name(epilogue, operands)
+    given = output.by_name()
     leads = cutlass.Boolean(cute.arch.lane_idx() & sum(sharing) == 0)
-    for (statement, extents), registers in zip(reductions(epilogue), partial, strict=True):
+    for (statement, extents), registers in zip(reductions(output.epilogue), partial, strict=True):
         if extents == kept:
             destination = given[statement.name][1]
             for index, (place, exists) in enumerate(places):
@@ -166,6 +203,11 @@ def flush(
                     value = combined(statement.reduction, value, other)
                 combine_in_memory(statement.reduction, destination.iterator + place, value, leads & exists)
                 registers[index] = cutlass.Float32(NEUTRAL[statement.reduction])
+
+
+def flush_all(output: Output, partial: tuple[Any, ...]) -> None:
+    """Combine the reductions over all elements with memory."""
+    flush(output, partial, ELEMENT, WHOLE_WARP, [(0, True)])
 
 
 @cute.jit  # type: ignore[untyped-decorator]

@@ -13,8 +13,9 @@ from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import (
     EXTENTS,
-    GROUPED,
-    MASKED,
+    GROUPED_EXTENTS,
+    GROUPED_GEMM,
+    MASKED_GROUPED_GEMM,
     constraints,
     group_constraints,
     problem_of_kernel,
@@ -22,9 +23,7 @@ from cutlass_aot.generators.gemm import (
     scales_of,
 )
 from cutlass_aot.generators.protocol import CompiledFunction, Problem, ScaleRequest
-from cutlass_aot.generators.sm90_gemm import plan
 from cutlass_aot.generators.sm90_gemm.plan import (
-    CONTIGUOUS,
     LINE_BYTES,
     ROWS,
     SCALED_BLOCK,
@@ -61,9 +60,6 @@ LAYOUTS = ("tnt", "ttt")
 SCALES = (ScaleRequest("f32", SCALED_BLOCK), ScaleRequest("f32", SCALED_BLOCK, across=SCALED_BLOCK))
 """Scale factors of FP8 operands: A has one for each row and 128 of K, B one for 128 columns and 128 of K."""
 
-_GROUPS = {GROUPED: CONTIGUOUS, MASKED: plan.MASKED}
-"""How groups lie, by operation."""
-
 _ALIGNMENT = 16
 """Bytes; what TMA demands of addresses and strides. Source: CUDA driver API, cuTensorMapEncodeTiled."""
 
@@ -82,17 +78,22 @@ class _Design:
     swap: bool
     persistent: bool = False
     scaled: bool = False
-    groups: str = ""
+    operation: str = "gemm"
 
     def values(self) -> dict[str, DesignValue]:
         return {
-            "family": _FAMILIES[self.scaled, bool(self.groups)],
+            "family": _FAMILIES[self.scaled, self.groups],
             "tile_shape": self.tile,
             "cluster_shape": self.cluster,
             "blocks_per_sm": self.blocks,
             "swap_operands": self.swap,
             "persistent": self.persistent,
         }
+
+    @property
+    def groups(self) -> bool:
+        """Whether rows of A are of groups."""
+        return self.operation in GROUPED_EXTENTS
 
     @property
     def warp_groups(self) -> int:
@@ -130,7 +131,7 @@ class _Design:
             output_bits=output_bits,
             fused=fused,
             scaled=self.scaled,
-            groups=self.groups,
+            operation=self.operation,
         )
 
 
@@ -319,7 +320,9 @@ def _cost(operation: str) -> str:
     groups with a matrix each, a fourth of the rows is assumed to be there: their numbers are in the memory of
     the GPU.
     """
-    rows, groups = {GROUPED: ("M / G", "G"), MASKED: ("M / 4", "G")}.get(operation, ("M", "L"))
+    rows, groups = {GROUPED_GEMM: ("M / G", "G"), MASKED_GROUPED_GEMM: ("M / 4", "G")}.get(
+        operation, ("M", "L")
+    )
     height, width = "tile_shape_0", "tile_shape_1"
     blocks = (
         f"({groups} * ceil({rows} / {height} / cluster_shape_0) * ceil(N / {width} / cluster_shape_1)"
@@ -341,13 +344,13 @@ def _cost(operation: str) -> str:
     return f"maximum({compute}, {memory}) + {rest} * minimum({compute}, {memory})"
 
 
-def _designs(input_bits: int, scaled: bool, groups: str) -> Iterator[_Design]:
+def _designs(input_bits: int, scaled: bool, operation: str) -> Iterator[_Design]:
     line = LINE_BYTES * 8 // input_bits
-    for table, swap, persistent in _TABLES[scaled, bool(groups)]:
+    for table, swap, persistent in _TABLES[scaled, operation in GROUPED_EXTENTS]:
         for (m, n, lines, blocks), clusters in table.items():
             for cluster in clusters.split():
                 tile = m, n, lines * line
-                yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, groups)
+                yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, operation)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -360,15 +363,29 @@ class Sm90Gemm:
 
     name = "sm90_gemm"
     version = "1"
-    operations = ("gemm", GROUPED, MASKED)
+    operations = ("gemm", GROUPED_GEMM, MASKED_GROUPED_GEMM)
     modules = (
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.epilogue_functions",
         "cutlass_aot.generators.gemm",
-        "cutlass_aot.generators.sm90_gemm.generator",
+        "cutlass_aot.generators.sm90_gemm.consumer",
         "cutlass_aot.generators.sm90_gemm.epilogue",
+        "cutlass_aot.generators.sm90_gemm.generator",
+        "cutlass_aot.generators.sm90_gemm.groups",
         "cutlass_aot.generators.sm90_gemm.kernel",
+        "cutlass_aot.generators.sm90_gemm.launch",
+        "cutlass_aot.generators.sm90_gemm.mainloop",
         "cutlass_aot.generators.sm90_gemm.plan",
+        "cutlass_aot.generators.sm90_gemm.producer",
+        "cutlass_aot.generators.sm90_gemm.register_store",
+        "cutlass_aot.generators.sm90_gemm.registers",
+        "cutlass_aot.generators.sm90_gemm.ring",
+        "cutlass_aot.generators.sm90_gemm.scale_factors",
+        "cutlass_aot.generators.sm90_gemm.scaled_mainloop",
+        "cutlass_aot.generators.sm90_gemm.schedule",
+        "cutlass_aot.generators.sm90_gemm.staged_store",
+        "cutlass_aot.generators.sm90_gemm.tiles",
+        "cutlass_aot.generators.sm90_gemm.tma",
         "cutlass_aot.schema.kernels.epilogue",
         "cutlass_aot.schema.kernels.formula",
     )
@@ -394,7 +411,7 @@ class Sm90Gemm:
         """Compile one kernel."""
         # Imported here, in a worker: the command line imports this module without the DSL.
         from cutlass_aot.generators import dsl
-        from cutlass_aot.generators.sm90_gemm.kernel import gemm
+        from cutlass_aot.generators.sm90_gemm.launch import gemm
 
         # Compiled-in values precede the epilogue's operands, of which there can be any number.
         a, b, out, *others = dsl.fake_operands(kernel)
@@ -466,13 +483,13 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     scaled = problem.scales != (None, None)
     if scaled and (problem.scales != SCALES or bits != 8 or out == "f16" or problem.epilogue is not None):
         return
-    groups = _GROUPS.get(problem.operation, "")
+    groups = problem.operation in GROUPED_EXTENTS
     if problem.epilogue is not None and (groups or not _fusible(problem.epilogue)):
         return
     if groups and (problem.layouts != LAYOUTS[0] or (bits == 8 and not scaled) or DTYPES[out].bits != 16):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
-    for design in _designs(bits, scaled, groups):
+    for design in _designs(bits, scaled, problem.operation):
         # If columns of B are contiguous, the part of a tile that each block of a cluster loads has to consist
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from cutlass_aot.generators.gemm import GROUPED_EXTENTS
+
 WARP = 32
 WARPS = 4
 """Warps of a warp group, which issue one tensor-core instruction together."""
@@ -45,10 +47,6 @@ MOST_REGISTERS = 255
 LOADING_REGISTERS = 40
 """Registers of a thread that loads, after it has handed over the others."""
 
-CONTIGUOUS, MASKED = "contiguous", "masked"
-"""How groups of rows lie in A and the output: one after the other, or each in a matrix of its own, of whose
-rows the first count."""
-
 MOST_PAIRED = 64
 """Sums of a thread up to which it has registers for the products of two tiles along K beside them."""
 
@@ -80,8 +78,8 @@ class Plan:
         staged_bits: bits of an element of the results in shared memory, or before they are stored: 32, an
             accumulator, if several blocks add up or an epilogue follows, else the output's.
         scaled: whether A has a scale factor for each row and 128 of K, and B for 128 columns and 128 of K.
-        groups: :data:`CONTIGUOUS` or :data:`MASKED` for groups of rows of A, each with a B of its own; those
-            blocks are persistent. Else empty.
+        operation: ``"gemm"``, or one on groups of rows of A, each with a B of its own; blocks are then
+            persistent.
     """
 
     tile: tuple[int, int, int]
@@ -95,13 +93,32 @@ class Plan:
     stage_bytes: int
     staged_bits: int
     scaled: bool = False
-    groups: str = ""
+    operation: str = "gemm"
 
     @property
-    def tokens(self) -> int:
+    def groups(self) -> bool:
+        """Whether rows of A are of groups."""
+        return self.operation in GROUPED_EXTENTS
+
+    @property
+    def output_rows(self) -> int:
+        """Which mode of a tile or a cluster the rows of the output run along."""
+        return 1 if self.swap else 0
+
+    @property
+    def rows_per_cluster(self) -> int:
         """Rows of the output that a cluster computes."""
-        at = 1 if self.swap else 0
-        return self.tile[at] * self.cluster[at]
+        return self.tile[self.output_rows] * self.cluster[self.output_rows]
+
+    @property
+    def blocks_per_cluster(self) -> int:
+        """Blocks of a cluster."""
+        return math.prod(self.cluster)
+
+    @property
+    def sharers(self) -> int:
+        """Blocks that load into a block's stages: those of its row and its column in the cluster, with it."""
+        return self.cluster[0] + self.cluster[1] - 1
 
     @property
     def totals(self) -> int:
@@ -158,6 +175,12 @@ class Plan:
     def piece(self) -> int:
         """Columns of B, which are the tensor core's rows with ``swap``, of a tile that share a factor."""
         return ROWS if self.swap else math.gcd(self.tile[1], SCALED_BLOCK)
+
+    @property
+    def multiples(self) -> tuple[int, int]:
+        """Rows and columns of which a tile begins at a multiple, also one that is moved back."""
+        piece = self.piece if self.scaled else 1
+        return (piece, 1) if self.swap else (1, piece)
 
     @property
     def factor_stride(self) -> int:
@@ -237,7 +260,7 @@ def make_plan(
     output_bits: int,
     fused: bool = False,
     scaled: bool = False,
-    groups: str = "",
+    operation: str = "gemm",
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
@@ -261,7 +284,7 @@ def make_plan(
         stage_bytes=stage_bytes,
         staged_bits=32 if cluster[2] > 1 or fused else output_bits,
         scaled=scaled,
-        groups=groups,
+        operation=operation,
     )
     if scaled and depth * input_bits // 8 != SCALED_BLOCK:
         raise ValueError(f"a tile along K of {depth} is not the {SCALED_BLOCK} elements that share a factor")
@@ -274,7 +297,7 @@ def make_plan(
                 f"{blocks} blocks of {warp_groups} warp groups cannot hand over registers: a thread would "
                 f"compute with {plan.computing_registers}"
             )
-    if groups and not (active and cluster[2] == 1):
+    if plan.groups and not (active and cluster[2] == 1):
         raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
     if blocks > 1 and plan.hands_over and not scaled:
         raise ValueError(f"{blocks} blocks with a tile {tile} leave no registers to hand over")

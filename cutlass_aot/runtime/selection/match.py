@@ -52,7 +52,9 @@ def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple
     if len(known) != count or strange:
         expected = ", ".join(known)
         found = f"`{strange[0]}`" if strange else str(count)
-        return Rejected(f"expected {len(known)} operands ({expected}), got {found}")
+        # Those that are missing, too many or strange.
+        failing = max(abs(len(known) - count), len(strange))
+        return Rejected(f"expected {len(known)} operands ({expected}), got {found}", failing=failing)
     unnamed = iter(range(count - len(names)))
     named = {name: count - len(names) + index for index, name in enumerate(names)}
     return tuple(named[name] if name in named else next(unnamed) for name in known)
@@ -104,12 +106,17 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
 
 
 def explain(groups: Iterable[GroupEntry], query: Query) -> Explanation:
-    """Judge every group; the nearest come first, then by name."""
+    """Judge every group; the nearest come first, then by name.
 
-    def nearness(item: tuple[GroupEntry, Verdict]) -> tuple[int, str]:
+    Of groups that refuse for one kind of reason, those that refuse fewer operands are nearer: offsets of i64
+    are the reason rather than that other groups expect other element types of all operands.
+    """
+
+    def nearness(item: tuple[GroupEntry, Verdict]) -> tuple[int, int, str]:
         group, verdict = item
-        rank = verdict.rank if isinstance(verdict, Rejected) else NEAREST + 1
-        return -rank, group.name
+        if isinstance(verdict, Rejected):
+            return -verdict.rank, verdict.failing, group.name
+        return -NEAREST - 1, 0, group.name
 
     return Explanation(sorted(((group, judge(group, query)) for group in groups), key=nearness))
 

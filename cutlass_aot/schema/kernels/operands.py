@@ -254,10 +254,12 @@ class Rejected(NamedTuple):
     Attributes:
         reason: a sentence without a full stop.
         rank: position of the check that failed; of two rejections, the higher is nearer to a match.
+        failing: operands that fail it; of two rejections of one rank, that of fewer is nearer.
     """
 
     reason: str
     rank: int = 0
+    failing: int = 1
 
     def __bool__(self) -> bool:
         return False
@@ -295,6 +297,8 @@ def supports(constraints: Sequence[OperandConstraint], operands: Sequence[Operan
         step, problem = _problem(constraint, operand)
         if problem and (nearest is None or step < nearest.rank):
             nearest = Rejected(f"operand `{constraint.name}` is unsupported: {problem}", step)
+        elif problem and nearest is not None and step == nearest.rank:
+            nearest = nearest._replace(failing=nearest.failing + 1)
     if nearest is not None:
         return nearest
     for operand in operands:

@@ -21,12 +21,14 @@ from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.compile
 
-PAGES = ("dense-gemm", "block-scaled-gemm", "mixed-input-gemm", "grouped-gemm")
+PAGES = ("dense-gemm", "block-scaled-gemm", "mixed-input-gemm", "grouped-gemm", "grouped-gemm sm_90a")
+"""Names of pages, each with the word by which its blocks are told from others of the page."""
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    text = (REPOSITORY / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    name, *word = page.split()
+    text = (REPOSITORY / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{' '.join([kind, *word])}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def run(script: str, folder: Path) -> str:
@@ -68,7 +70,8 @@ def test_its_manifest_is_built_and_its_descriptions_find_kernels(page, tmp_path)
     (find,) = blocks(page, "python find")
     found = run(find, tmp_path).split()
     assert found
-    assert all("-sm_103a-" in kernel for kernel in found)
+    target = "sm_90a" if page.endswith("sm_90a") else "sm_103a"
+    assert all(f"-{target}-" in kernel for kernel in found)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -90,6 +93,17 @@ nv = reference(
     narrow.decode(narrow.unpack(nv_w, "f4e2m1"), "f4e2m1"), nv_w_scale, 16,
 )
 assert cosine_similarity(nv.flatten(), exact, dim=0) > 0.95
+"""
+    torch.run(prepared + check)
+    (prepared,) = blocks("grouped-gemm sm_90a", "python")
+    check = """
+both = (tokens, token_factors, exact_tokens), (weights, weight_factors, exact_weights)
+for narrow, factors, exact in both:
+    height = narrow.shape[-2] // factors.shape[-2]
+    spread = factors.repeat_interleave(128, -1).repeat_interleave(height, -2)
+    torch.testing.assert_close(narrow.float() * spread, exact)
+    assert float(narrow.float().abs().max()) == 448
+assert token_factors.stride() == (1, tokens.shape[0])
 """
     torch.run(prepared + check)
     (prepared,) = blocks("mixed-input-gemm", "python")

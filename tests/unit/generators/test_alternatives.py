@@ -25,8 +25,15 @@ TWO = parse_epilogue(
 BYTES = parse_epilogue("D = accum + c", {"c": {"extents": "N", "dtype": "i8"}})
 
 
-def said(generator: str, dtypes: str, layouts: str = "tnt", accumulator: str = "f32", **more: Any) -> str:
-    problem = Problem("gemm", tuple(dtypes.split(".")), layouts, accumulator, **more)
+def said(
+    generator: str,
+    dtypes: str,
+    layouts: str = "tnt",
+    accumulator: str = "f32",
+    operation: str = "gemm",
+    **more: Any,
+) -> str:
+    problem = Problem(operation, tuple(dtypes.split(".")), layouts, accumulator, **more)
     return alternatives(find(generator).load(), problem, "sm_90a", load_profile("h200"))
 
 
@@ -55,6 +62,18 @@ def said(generator: str, dtypes: str, layouts: str = "tnt", accumulator: str = "
             "sm90_gemm",
             {"dtypes": "bf16.bf16.f32", "scales": (ScaleRequest("f8e8m0", 32),) * 2},
             "it has some without scale factors",
+        ),
+        (
+            "sm90_gemm",
+            {"dtypes": "f8e4m3.f8e4m3.bf16", "scales": (ScaleRequest("f8e8m0", 32),) * 2},
+            "it has some with factors f32 of 128 elements for `a` and 128 x 128 for `b`, "
+            "or without scale factors",
+        ),
+        (
+            "sm90_gemm",
+            {"dtypes": "f8e4m3.f8e4m3.bf16", "operation": "grouped_gemm"},
+            "it has some with factors f32 of 128 elements for `a` and 128 x 128 for `b`, "
+            "or with bf16 as `a` and `b`",
         ),
         # Two things at once.
         (

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import cutlass_aot
-from cutlass_aot.errors import ManifestError
+from cutlass_aot.errors import KernelNotFound, ManifestError
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.gemm import problem_of_kernel, scales_of
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.generators.sm90_gemm.generator import SCALES, Sm90Gemm, plan_of
-from cutlass_aot.generators.sm90_gemm.plan import CONTIGUOUS, MASKED, SCALED_BLOCK, make_plan
+from cutlass_aot.generators.sm90_gemm.plan import SCALED_BLOCK, make_plan
 from cutlass_aot.manifest.scales import parse_scales
 from cutlass_aot.schema.kernels.cost import cost_of, names_of, numbers_of
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -43,9 +43,8 @@ def test_kernels_tell_their_problem_and_their_plan(problem: Problem) -> None:
         assert problem_of_kernel(kernel) == problem
         plan = plan_of(kernel)
         assert plan.scaled == (problem.scales == SCALES)
-        assert plan.groups == {"grouped_gemm": CONTIGUOUS, "masked_grouped_gemm": MASKED}.get(
-            problem.operation, ""
-        )
+        assert plan.operation == problem.operation
+        assert plan.groups == (problem.operation != "gemm")
         if plan.scaled:
             assert plan.tile[2] == SCALED_BLOCK
             rows, pieces = plan.factors
@@ -154,11 +153,11 @@ def test_plans_that_are_impossible_are_refused() -> None:
         }  # fmt: skip
         make_plan(**{**settings, **fields})  # type: ignore[arg-type]
 
-    plan(groups=CONTIGUOUS)
+    plan(operation="grouped_gemm")
     with pytest.raises(ValueError, match="persistent"):
-        plan(groups=CONTIGUOUS, active=0)
+        plan(operation="grouped_gemm", active=0)
     with pytest.raises(ValueError, match="share no sums"):
-        plan(groups=MASKED, cluster=(1, 1, 2))
+        plan(operation="masked_grouped_gemm", cluster=(1, 1, 2))
     with pytest.raises(ValueError, match="not the 128 elements that share a factor"):
         plan(tile=(128, 128, 64))
     for tile, blocks, swap in (((64, 24, 128), 3, True), ((64, 256, 128), 1, False)):
@@ -187,3 +186,22 @@ def test_a_bundle_chooses_by_the_formula_and_expects_its_costs_alone(tmp_path: P
         assert costs == sorted(costs, key=lambda cost: cost or 0.0)
         # Derived constants, which know nothing of scale factors and groups, are not shown beside.
         assert {item.microseconds for item in choice.expected} == {None}
+
+
+@pytest.mark.parametrize("dtype", ["f8e4m3", "bf16", "f16"])
+def test_offsets_of_64_bits_are_what_is_wrong(tmp_path: Path, dtype: str) -> None:
+    """Not the element types of the operands, of which another group has all others."""
+    f16 = Problem("grouped_gemm", ("f16", "f16", "f16"), "tnt", "f32")
+    problems = {"f8e4m3": GROUPED, "bf16": WIDE_GROUPED, "f16": f16}
+    kernels = [kernel for problem in (*problems.values(), *PROBLEMS) for kernel in enumerated(problem)[:1]]
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", list(dict.fromkeys(kernels))))
+    operands = enumerated(problems[dtype])[0].operands
+    *given, offsets = packed(operands, {"M": 96, "N": 512, "K": 1024, "G": 8})
+    named = dict(zip(("a_scale", "b_scale"), given[3:], strict=False))
+    named["offsets"] = describe(offsets.shape, "i64")
+    with pytest.raises(KernelNotFound, match=rf"Nearest is grouped_gemm-{dtype}\.") as raised:
+        bundle.find(*given[:3], **named, operation="grouped_gemm", target="sm_90a")
+    assert "operand `offsets` is unsupported: expected element type i32, got i64" in str(raised.value)
+    group, verdict = bundle.explain(*given[:3], **named, operation="grouped_gemm", target="sm_90a")[0]
+    assert group.operands[0].dtype == dtype
+    assert "expected element type i32, got i64" in verdict.reason

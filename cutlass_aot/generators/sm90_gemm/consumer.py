@@ -1,0 +1,92 @@
+"""The warps that compute: sums of one tile after the other, and what is stored of them.
+
+Import it inside a worker only: it imports the DSL.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import warpgroup
+
+from cutlass_aot.generators.sm90_gemm.epilogue import Output
+from cutlass_aot.generators.sm90_gemm.mainloop import Operands, sum_products
+from cutlass_aot.generators.sm90_gemm.plan import THREADS
+from cutlass_aot.generators.sm90_gemm.register_store import store_sums
+from cutlass_aot.generators.sm90_gemm.ring import Ring, sharer_of
+from cutlass_aot.generators.sm90_gemm.scaled_mainloop import sum_scaled
+from cutlass_aot.generators.sm90_gemm.schedule import Schedule, place_after, tile_of
+from cutlass_aot.generators.sm90_gemm.staged_store import finish, lay_down, meet
+from cutlass_aot.generators.sm90_gemm.tiles import Block, corner_of
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def compute_tiles(
+    tiled_mma: cute.TiledMma,
+    part_mma: cute.TiledMma,
+    ring: Ring,
+    staged: Any,
+    schedule: Schedule,
+    block: Block,
+    output: Output,
+    dtype: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Compute and store all tiles of this block; sums that several blocks add up are left in shared memory.
+
+    Args:
+        tiled_mma: of all warp groups that compute.
+        part_mma: of them, over as many columns as lie in shared memory at once; for its layout alone.
+        ring: operands.
+        staged: where results lie in shared memory.
+        schedule: the tiles.
+        block: this one.
+        output: where to store, and what is done before.
+        dtype: element type of A and B.
+        plan: everything else that is compiled in.
+    """
+    tile_m, tile_n, _ = plan.tile
+    group_mma = tiled_mma.get_slice(cute.arch.make_warp_uniform(block.thread // THREADS) * THREADS)
+    operands = Operands(
+        tiled_mma,
+        tiled_mma.make_fragment_A(group_mma.partition_A(ring.a)),
+        tiled_mma.make_fragment_B(group_mma.partition_B(ring.b)),
+    )
+    total = cute.make_rmem_tensor(tiled_mma.partition_shape_C((tile_m, tile_n)), cutlass.Float32)
+    tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+    sharer = sharer_of(block, plan)
+    # Where parts of the tile of results lie in shared memory, as this thread writes and reads them.
+    width = plan.staged_columns
+    lines = cute.make_layout(
+        (tile_m, width), stride=(1, plan.staged_stride) if plan.swap else (plan.staged_stride, 1)
+    )
+    writes = part_mma.get_slice(block.thread).partition_C(cute.make_tensor(staged, lines))
+
+    stage = cutlass.Int32(0)
+    phase = cutlass.Int32(0)
+    row, column = schedule.row, schedule.column
+    for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
+        total.fill(0.0)
+        tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
+        if cutlass.const_expr(plan.scaled):
+            stage, phase = sum_scaled(
+                total, operands, ring, (stage, phase), schedule.count_k, block, sharer, dtype, plan
+            )
+        else:
+            stage, phase = sum_products(
+                total, operands, ring, (stage, phase), schedule.count_k, block, sharer, plan
+            )
+        corner = corner_of(tile, block, schedule.extents, plan)
+        if cutlass.const_expr(plan.direct):
+            store_sums(total, block.thread, tile, corner, output, plan)
+        else:
+            for piece in cutlass.range_constexpr(tile_n // width):
+                # Every thread is done with what lay here: stages, or the piece before.
+                meet(plan)
+                lay_down(total, writes, piece, plan)
+                if cutlass.const_expr(plan.split == 1):
+                    meet(plan)
+                    finish(staged, block, tile, corner, piece * width, output, plan)
+        row, column = place_after(schedule, cluster, (row, column), plan)
