@@ -5,17 +5,20 @@ first, so that branches meet again. What would be undefined on a GPU is an error
 which a thread of the warp does not take part, a barrier that a thread has left aside, an access that is
 misaligned or outside the buffers, and a write into a buffer that is not the kernel's to write.
 
-Rounding is that of the instructions, but for approximations (``ex2.approx``, ``rsqrt.approx``, ``rcp.approx``),
-which are computed in double precision and rounded, and for ``fma``, which is rounded twice.
+Rounding is that of the instructions, but for approximations (``ex2.approx``, ``rsqrt.approx``,
+``rcp.approx``), which are computed in double precision and rounded, and for ``fma``, which is rounded twice.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
+
+from tests.support.floats import f32_bits, from_bf16, to_bf16, to_e4m3
 
 WARP = 32
 _GAP = 256
@@ -29,6 +32,19 @@ _COMPARISONS = {
     "eq": numpy.equal, "ne": numpy.not_equal, "lt": numpy.less, "le": numpy.less_equal,
     "gt": numpy.greater, "ge": numpy.greater_equal,
 }  # fmt: skip
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "div": numpy.divide,
+    "min": numpy.fmin, "max": numpy.fmax, "neg": numpy.negative, "abs": numpy.abs,
+    "mad": lambda a, b, c: a * b + c,
+    "rcp": lambda a: 1.0 / a.astype(numpy.float64),
+    "rsqrt": lambda a: 1.0 / numpy.sqrt(a.astype(numpy.float64)),
+    "ex2": lambda a: numpy.exp2(a.astype(numpy.float64)),
+    "and": numpy.bitwise_and, "or": numpy.bitwise_or, "xor": numpy.bitwise_xor, "not": numpy.invert,
+    "shl": numpy.left_shift, "shr": numpy.right_shift,
+    "popc": lambda a: sum(a >> numpy.uint32(bit) & 1 for bit in range(32)).astype(numpy.uint32),
+}  # fmt: skip
+"""Instructions that apply a function to their operands, whatever the type."""
 
 
 class PtxError(Exception):
@@ -76,7 +92,9 @@ def parse(text: str) -> Program:
     code: list[Instruction] = []
     labels: dict[str, int] = {}
     for statement in re.split(r";|(?<=:)\s", re.sub(r"^\s*[{}]\s*$", "", body, flags=re.M)):
-        line = " ".join(statement.split()).strip("{} ") if "%" not in statement else " ".join(statement.split())
+        line = (
+            " ".join(statement.split()).strip("{} ") if "%" not in statement else " ".join(statement.split())
+        )
         if line.endswith(":"):
             labels[line[:-1]] = len(code)
             continue
@@ -142,48 +160,9 @@ def run(program: Program, memory: Memory, parameters: Sequence[bytes], grid: tup
                 _Block(program, memory, given, (x, y, z), grid).run()
 
 
-def _f32(value: Any) -> Any:
-    return value.view(numpy.float32)
-
-
-def _bits(value: Any) -> Any:
-    return numpy.asarray(value, numpy.float32).view(numpy.uint32)
-
-
-def to_bf16(value: Any) -> Any:
-    """f32 as the bits of bf16, rounded to nearest even."""
-    bits = _bits(value).astype(numpy.uint64)
-    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(numpy.uint16)
-    return numpy.where(numpy.isnan(value), numpy.uint16(0x7FFF), rounded)
-
-
-def from_bf16(bits: Any) -> Any:
-    """The bits of bf16 as f32."""
-    return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
-
-
-def e4m3_values() -> Any:
-    """The f32 values of the 256 numbers of f8e4m3."""
-    codes = numpy.arange(256)
-    exponent, mantissa = codes >> 3 & 15, codes & 7
-    values = numpy.where(
-        exponent == 0, mantissa * 2.0**-9, (1 + mantissa / 8) * numpy.exp2(exponent - 7.0)
-    )
-    values = numpy.where((codes & 127) == 127, numpy.nan, values)
-    return numpy.where(codes & 128, -values, values).astype(numpy.float32)
-
-
-def to_e4m3(value: Any) -> Any:
-    """f32 as the bits of f8e4m3, rounded to nearest even; beyond the largest it is the largest."""
-    table = e4m3_values()[:127].astype(numpy.float64)
-    size = numpy.minimum(numpy.abs(value.astype(numpy.float64)), 448.0)
-    above = numpy.clip(numpy.searchsorted(table, size), 1, 126)
-    below = above - 1
-    middle = (table[above] + table[below]) / 2
-    up = (size > middle) | ((size == middle) & (above % 2 == 0))
-    code = numpy.where(up, above, below)
-    code = numpy.where(numpy.isnan(value), 127, code)
-    return (code | (numpy.signbit(value).astype(numpy.int64) << 7)).astype(numpy.uint32)
+def _names(text: str) -> list[str]:
+    """The registers of a vector, or the one that stands alone."""
+    return text.strip("{}").replace(",", " ").split()
 
 
 class _Block:
@@ -228,13 +207,18 @@ class _Block:
                 elif kind == "bra":
                     self.place[taken] = self.program.labels[instruction.operands[0]]
                 else:
-                    handler: Callable[..., Any] | None = getattr(self, f"_{kind}", None)
-                    if handler is None:
-                        raise PtxError(f"unknown instruction: {instruction.text}")
-                    try:
-                        handler(instruction.operation.split(".")[1:], instruction.operands, taken)
-                    except PtxError as error:
-                        raise PtxError(f"{instruction.text}: {error}") from None
+                    self._execute(kind, instruction, taken)
+
+    def _execute(self, kind: str, instruction: Instruction, taken: Any) -> None:
+        handler: Callable[..., Any] | None = getattr(self, f"_{kind}", None)
+        if kind in _FUNCTIONS:
+            handler = partial(self._compute, kind)
+        if handler is None:
+            raise PtxError(f"unknown instruction: {instruction.text}")
+        try:
+            handler(instruction.operation.split(".")[1:], instruction.operands, taken)
+        except PtxError as error:
+            raise PtxError(f"{instruction.text}: {error}") from None
 
     # ---- operands ----
 
@@ -253,7 +237,7 @@ class _Block:
         return self._value(text, bits).view(numpy.int32 if bits == 32 else numpy.int64)
 
     def _float(self, text: str) -> Any:
-        return _f32(self._value(text))
+        return self._value(text).view(numpy.float32)
 
     def _set(self, name: str, value: Any, taken: Any) -> None:
         if name == "_":
@@ -273,7 +257,7 @@ class _Block:
 
     def _ld(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         bits, count = int(kinds[-1][1:]), int(kinds[-2][1:]) if kinds[-2] in ("v2", "v4") else 1
-        names = operands[0].strip("{}").replace(",", " ").split()
+        names = _names(operands[0])
         dtype = {16: numpy.uint16, 32: numpy.uint32, 64: numpy.uint64}[bits]
         if kinds[0] == "param":
             name, _, offset = operands[1].strip("[]").partition("+")
@@ -290,7 +274,7 @@ class _Block:
 
     def _st(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         bits, count = int(kinds[-1][1:]), int(kinds[-2][1:]) if kinds[-2] in ("v2", "v4") else 1
-        names = operands[1].strip("{}").replace(",", " ").split()
+        names = _names(operands[1])
         target, places = self._places(kinds[0], operands[0], bits // 8 * count, taken, True)
         for i, register in enumerate(names):
             raw = numpy.ascontiguousarray(self._value(register, bits)[taken]).view(numpy.uint8)
@@ -342,25 +326,19 @@ class _Block:
     # ---- registers ----
 
     def _mov(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        bits = int(kinds[-1][1:]) if kinds[-1] != "pred" else 1
+        bits = int(kinds[-1][1:])
         target, source = operands
         if target.startswith("{"):
-            names = target.strip("{}").replace(",", " ").split()
-            part = bits // len(names)
-            whole = self._value(source, bits).astype(numpy.uint64)
-            for i, name in enumerate(names):
-                dtype = {16: numpy.uint16, 32: numpy.uint32}[part]
-                self._set(name, (whole >> numpy.uint64(i * part)).astype(dtype), taken)
-            return
-        if source.startswith("{"):
-            names = source.strip("{}").replace(",", " ").split()
-            part = bits // len(names)
-            whole = self._all(0, numpy.uint64)
-            for i, name in enumerate(names):
-                whole |= self._value(name, part).astype(numpy.uint64) << numpy.uint64(i * part)
-            self._set(target, whole.astype(numpy.uint32 if bits == 32 else numpy.uint64), taken)
-            return
-        self._set(target, self._value(source, bits), taken)
+            low, high = _names(target)
+            whole = self._value(source, bits)
+            halves = whole.view(f"u{whole.itemsize // 2}").reshape(-1, 2)
+            self._set(low, halves[:, 0].copy(), taken)
+            self._set(high, halves[:, 1].copy(), taken)
+        elif source.startswith("{"):
+            halves = numpy.stack([self._value(name, bits // 2) for name in _names(source)], axis=1)
+            self._set(target, halves.view(f"u{bits // 8}")[:, 0], taken)
+        else:
+            self._set(target, self._value(source, bits), taken)
 
     def _cvt(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         target, *sources = operands
@@ -372,22 +350,26 @@ class _Block:
             elif to == "bf16x2":
                 value = to_bf16(high).astype(numpy.uint32) << 16 | to_bf16(low)
             else:
-                halves = [half.astype(numpy.float16).view(numpy.uint16).astype(numpy.uint32) for half in (high, low)]
+                halves = [
+                    half.astype(numpy.float16).view(numpy.uint16).astype(numpy.uint32) for half in (high, low)
+                ]
                 value = halves[0] << 16 | halves[1]
         elif (to, of) == ("f32", "bf16"):
-            value = _bits(from_bf16(self._value(sources[0], 16)))
+            value = f32_bits(from_bf16(self._value(sources[0], 16)))
         elif (to, of) == ("f32", "f16"):
-            value = _bits(self._value(sources[0], 16).view(numpy.float16).astype(numpy.float32))
+            value = f32_bits(self._value(sources[0], 16).view(numpy.float16).astype(numpy.float32))
         elif (to, of) == ("bf16", "f32"):
             value = to_bf16(self._float(sources[0]))
         elif (to, of) == ("f32", "s32"):
-            value = _bits(self._signed(sources[0], 32).astype(numpy.float32))
+            value = f32_bits(self._signed(sources[0], 32).astype(numpy.float32))
         elif to[0] in "us" and of[0] in "us":
             width, wide = int(of[1:]), int(to[1:])
             raw = self._value(sources[0], width)
             signed = {16: numpy.int16, 32: numpy.int32, 64: numpy.int64}[width]
             raw = (raw.view(signed) if of[0] == "s" else raw).astype(numpy.int64)
-            value = raw.view(numpy.uint64).astype({16: numpy.uint16, 32: numpy.uint32, 64: numpy.uint64}[wide])
+            value = raw.view(numpy.uint64).astype(
+                {16: numpy.uint16, 32: numpy.uint32, 64: numpy.uint64}[wide]
+            )
         else:
             raise PtxError("unknown conversion")
         self._set(target, value, taken)
@@ -408,116 +390,41 @@ class _Block:
         yes, no = (self._value(operand, bits) for operand in operands[1:3])
         self._set(operands[0], numpy.where(self.registers[operands[3]], yes, no), taken)
 
-    def _integers(self, kinds: list[str], operands: tuple[str, ...], taken: Any, function: Any) -> None:
-        kind = kinds[-1]
+    def _compute(self, name: str, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        """An instruction that applies a function of NumPy to operands of one type."""
+        kind, sources = kinds[-1], operands[1:]
+        function = _FUNCTIONS[name]
         if kind == "pred":
-            values = [self.registers[source] for source in operands[1:]]
-        else:
-            values = [self._typed(source, kind) for source in operands[1:]]
-        found = function(*values)
-        if kind[0] == "s":
-            found = found.view(numpy.uint32 if kind == "s32" else numpy.uint64)
-        self._set(operands[0], found, taken)
-
-    def _floats(self, operands: tuple[str, ...], taken: Any, function: Any) -> None:
-        self._set(operands[0], _bits(function(*(self._float(source) for source in operands[1:]))), taken)
-
-    def _add(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._arithmetic(kinds, operands, taken, numpy.add)
-
-    def _sub(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._arithmetic(kinds, operands, taken, numpy.subtract)
-
-    def _min(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._arithmetic(kinds, operands, taken, numpy.fmin)
-
-    def _max(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._arithmetic(kinds, operands, taken, numpy.fmax)
-
-    def _arithmetic(self, kinds: list[str], operands: tuple[str, ...], taken: Any, function: Any) -> None:
-        kind = kinds[-1]
-        if kind == "f32":
-            self._floats(operands, taken, function)
+            found = function(*(self.registers[source] for source in sources))
+        elif kind == "f32":
+            found = f32_bits(function(*map(self._float, sources)))
         elif kind == "f32x2":
-            left, right = (self._value(source, 64).view(numpy.float32) for source in operands[1:])
-            self._set(operands[0], function(left, right).astype(numpy.float32).view(numpy.uint64), taken)
-        elif kind in ("bf16x2", "f16x2"):
-            words = [self._value(source).view(numpy.uint16) for source in operands[1:]]
-            if kind == "bf16x2":
-                found = to_bf16(function(*map(from_bf16, words)))
-            else:
-                found = function(*(word.view(numpy.float16) for word in words)).view(numpy.uint16)
-            self._set(operands[0], found.view(numpy.uint32), taken)
+            pairs = (self._value(source, 64).view(numpy.float32) for source in sources)
+            found = function(*pairs).astype(numpy.float32).view(numpy.uint64)
+        elif kind == "bf16x2":
+            halves = (from_bf16(self._value(source).view(numpy.uint16)) for source in sources)
+            found = to_bf16(function(*halves)).view(numpy.uint32)
+        elif kind == "f16x2":
+            found = function(*(self._value(source).view(numpy.float16) for source in sources)).view(
+                numpy.uint32
+            )
+        elif name in ("shl", "shr"):
+            value = self._typed(sources[0], kind)
+            found = function(value, self._value(sources[1]).astype(value.dtype))
+        elif kinds[0] == "wide":
+            found = function(*(self._typed(source, kind).astype(numpy.int64) for source in sources))
         else:
-            self._integers(kinds, operands, taken, function)
-
-    def _mul(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        if kinds[0] == "wide":
-            left, right = (self._typed(source, kinds[1]).astype(numpy.int64) for source in operands[1:])
-            self._set(operands[0], (left * right).view(numpy.uint64), taken)
-        else:
-            self._arithmetic(kinds, operands, taken, numpy.multiply)
-
-    def _mad(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._integers(kinds, operands, taken, lambda a, b, c: a * b + c)
+            found = function(*(self._typed(source, kind) for source in sources))
+        unsigned = found if found.dtype == bool else found.view(f"u{found.itemsize}")
+        self._set(operands[0], unsigned, taken)
 
     def _fma(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         if kinds[-1] == "bf16":
-            a, b = (from_bf16(self._value(source, 16)).astype(numpy.float64) for source in operands[1:3])
-        elif kinds[-1] == "f32":
-            a, b = (self._float(source).astype(numpy.float64) for source in operands[1:3])
+            a, b = (from_bf16(self._value(source, 16)) for source in operands[1:3])
         else:
-            raise PtxError("unknown type")
-        self._set(operands[0], _bits((a * b + self._float(operands[3])).astype(numpy.float32)), taken)
-
-    def _div(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        if kinds[-1] == "f32":
-            self._floats(operands, taken, numpy.divide)
-        else:
-            self._integers(
-                kinds, operands, taken, lambda a, b: numpy.trunc(a / b).astype(a.dtype)
-            )
-
-    def _rcp(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._floats(operands, taken, lambda a: 1.0 / a.astype(numpy.float64))
-
-    def _rsqrt(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._floats(operands, taken, lambda a: 1.0 / numpy.sqrt(a.astype(numpy.float64)))
-
-    def _ex2(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._floats(operands, taken, lambda a: numpy.exp2(a.astype(numpy.float64)))
-
-    def _neg(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._floats(operands, taken, numpy.negative)
-
-    def _abs(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._floats(operands, taken, numpy.abs)
-
-    def _and(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._integers(kinds, operands, taken, numpy.bitwise_and)
-
-    def _or(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._integers(kinds, operands, taken, numpy.bitwise_or)
-
-    def _xor(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._integers(kinds, operands, taken, numpy.bitwise_xor)
-
-    def _not(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._integers(kinds, operands, taken, numpy.invert)
-
-    def _shl(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._shift(kinds, operands, taken, numpy.left_shift)
-
-    def _shr(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._shift(kinds, operands, taken, numpy.right_shift)
-
-    def _shift(self, kinds: list[str], operands: tuple[str, ...], taken: Any, function: Any) -> None:
-        value = self._typed(operands[1], kinds[-1])
-        found = function(value, self._value(operands[2]).astype(value.dtype))
-        self._set(operands[0], found.view(f"u{found.itemsize}"), taken)
-
-    def _popc(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        self._integers(kinds, operands, taken, lambda a: numpy.bitwise_count(a).astype(numpy.uint32))
+            a, b = (self._float(source) for source in operands[1:3])
+        exact = a.astype(numpy.float64) * b.astype(numpy.float64) + self._float(operands[3])
+        self._set(operands[0], f32_bits(exact.astype(numpy.float32)), taken)
 
     def _prmt(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         left, right, choice = (self._value(source).astype(numpy.uint64) for source in operands[1:])
