@@ -122,5 +122,9 @@ def expert_rows(
     tokens, k = index.shape
     flat = cute.make_layout((tokens * k,))
     expert_rows_kernel(
-        cute.make_tensor(index.iterator, flat), offsets, cute.make_tensor(destination.iterator, flat), source, k
+        cute.make_tensor(index.iterator, flat),
+        offsets,
+        cute.make_tensor(destination.iterator, flat),
+        source,
+        k,
     ).launch(grid=(offsets.shape[0], 1, 1), block=(WARPS * WARP, 1, 1), stream=stream)

@@ -14,7 +14,9 @@ _WIDTHS = {"bf16": 2, "f16": 2, "f8e4m3": 1, "u8": 1}
 @kernel(
     name="gather_rows",
     params={"dtype": ["bf16", "f16", "f8e4m3", "u8"], "scales": ["none", "rows", "columns"]},
-    modules=[f"cutlass_aot.kernels.{name}" for name in ("gather_rows_kernel", "rows", "row_designs", "vectors")],
+    modules=[
+        f"cutlass_aot.kernels.{name}" for name in ("gather_rows_kernel", "rows", "row_designs", "vectors")
+    ],
 )
 def gather_rows(dtype: str, scales: str) -> Any:
     """``out[i] = x[index[i]]``, with scale factors of the rows; an index below 0 gives zeros.

@@ -24,10 +24,10 @@ LOADS = 4
 @cute.kernel  # type: ignore[untyped-decorator]
 def gather_rows_kernel(
     x: cute.Tensor,
-    scale: cute.Tensor | None,
+    scale: Any,
     index: cute.Tensor,
     out: cute.Tensor,
-    out_scale: cute.Tensor | None,
+    out_scale: Any,
 ) -> None:
     """Copy one row.
 

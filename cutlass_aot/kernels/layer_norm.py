@@ -15,7 +15,9 @@ from cutlass_aot.schema.kernels.declaration import Operand
     params={"dtype": ["bf16", "f16"], "weight": ["bf16", "f16", "f32"], "bias": [True, False]},
     tuning={"row": DESIGNS},
     cost=cost("n"),
-    modules=[f"cutlass_aot.kernels.{name}" for name in ("layer_norm_kernel", "row_designs", "rows", "vectors")],
+    modules=[
+        f"cutlass_aot.kernels.{name}" for name in ("layer_norm_kernel", "row_designs", "rows", "vectors")
+    ],
 )
 def layer_norm(dtype: str, weight: str, bias: bool, row: tuple[int, int]) -> Any:
     """``out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias``, along rows, in f32.

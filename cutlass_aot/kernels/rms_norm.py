@@ -9,7 +9,6 @@ from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, SMALLER_DESIGNS, 
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.targets import targets_with
-from cutlass_aot.schema.targets import targets_with
 
 _MODULES = [
     f"cutlass_aot.kernels.{name}" for name in ("fp8", "rms_norm_kernel", "row_designs", "rows", "vectors")
@@ -131,7 +130,9 @@ def rms_norm_fp8(
             _rows("x", dtype, ("T", columns)),
             _rows("residual", summed, ("T", columns)),
             _rows("weight", weight, (columns,)),
-            Operand("out", out_dtype, ("T", columns), written=True, alignment=ELEMENTS, divisibility=ELEMENTS),
+            Operand(
+                "out", out_dtype, ("T", columns), written=True, alignment=ELEMENTS, divisibility=ELEMENTS
+            ),
             _rows("residual_out", summed, ("T", columns), written=True),
             Operand("scale", "f32", ("T", "B"), written=True, contiguous=-1 if scales == "rows" else -2),
             Operand("eps", "f32", ()),

@@ -21,19 +21,21 @@ SMALLER_DESIGNS = DESIGNS[:-1]
 """Those for kernels that read a residual too, for which 1024 threads have too few registers."""
 
 
-
 def cost(n: str) -> str:
     """The cost formula, with the number of elements of a row by its name or a formula.
 
-    Clock cycles, roughly: the waves of blocks that fit on the GPU, by registers, times the time of one, in
-    which a vector beyond those that are kept waits for memory once more, and the cycles to issue
-    instructions. The bytes to move are the same for each design.
+    Clock cycles, roughly. First the waves of blocks that fit on the GPU, by registers, times the time of one:
+    the latency of memory, a little for each vector of a thread and for each warp of a row, and the latency
+    once more for each vector beyond those that are kept. Then the time to move the bytes, 20 in a cycle for
+    each multiprocessor, or to issue the instructions, whichever is longer.
     """
     vectors = f"ceil({n} / {ELEMENTS} / row_0)"
+    beyond = f"maximum(0, {vectors} - row_1)"
     return (
         "ceil(T / sm_count / minimum(2048, 65536 / (32 + 10 * row_1)) * row_0)"
-        f" * (1500 + 60 * {vectors} + 1500 * maximum(0, {vectors} - row_1))"
-        " + T / sm_count * row_0 / 128 * (60 + 60 * row_1)"
+        f" * (1500 + 60 * {vectors} + row_0 / 8 + 1500 * {beyond})"
+        f" + T / sm_count * maximum({n} / 5 + row_0 * {beyond},"
+        f" row_0 / 128 * (80 + 80 * row_1 + 200 * {beyond}))"
     )
 
 

@@ -154,4 +154,4 @@ def keep_packed(held: Any) -> None:
 
 def fits_early(held: Any) -> bool:
     """Whether weights have room in registers beside a row, so that they are loaded together with it."""
-    return cute.size(held.shape) * held.element_type.width // 32 <= EARLY_REGISTERS
+    return int(cute.size(held.shape)) * int(held.element_type.width) // 32 <= EARLY_REGISTERS

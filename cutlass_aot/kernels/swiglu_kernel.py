@@ -41,7 +41,7 @@ def swiglu_kernel(
     x: cute.Tensor,
     out: cute.Tensor,
     scale: cute.Tensor,
-    counts: cute.Tensor | None,
+    counts: Any,
     alternating: cutlass.Constexpr,
 ) -> None:
     """Compute a part of the columns of a row, or of every so many rows of a group.
@@ -101,9 +101,7 @@ def _silu(values: Any) -> Any:
 def _in_one_group(tensor: Any) -> Any:
     """A matrix as the only one of a batch."""
     layout = tensor.layout
-    return cute.make_tensor(
-        tensor.iterator, cute.make_layout((1, *layout.shape), stride=(0, *layout.stride))
-    )
+    return cute.make_tensor(tensor.iterator, cute.make_layout((1, *layout.shape), stride=(0, *layout.stride)))
 
 
 @cute.jit  # type: ignore[untyped-decorator]

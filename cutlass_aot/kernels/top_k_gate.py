@@ -39,7 +39,7 @@ def top_k_gate(
             their two largest scores; as DeepSeek-V3 has it with 256 experts.
     """
     count, chosen = (1, 1) if groups == "none" else map(int, groups.split("x"))
-    if count > 1 and experts % (count * _WARP) or k * count > experts * chosen:
+    if (count > 1 and experts % (count * _WARP)) or k * count > experts * chosen:
         return None
 
     from cutlass_aot.kernels.top_k_gate_kernel import top_k_gate

@@ -56,7 +56,7 @@ def _without(values: Any, lane: Any, expert: Any, first: cutlass.Constexpr, end:
 @cute.kernel  # type: ignore[untyped-decorator]
 def top_k_gate_kernel(
     logits: cute.Tensor,
-    bias: cute.Tensor | None,
+    bias: Any,
     weight: cute.Tensor,
     index: cute.Tensor,
     scaling: cutlass.Float32,
@@ -162,7 +162,7 @@ def top_k_gate_kernel(
 @cute.jit  # type: ignore[untyped-decorator]
 def top_k_gate(
     logits: cute.Tensor,
-    bias: cute.Tensor | None,
+    bias: Any,
     weight: cute.Tensor,
     index: cute.Tensor,
     scaling: cutlass.Float32,
@@ -188,6 +188,4 @@ def top_k_gate(
     """
     top_k_gate_kernel(
         logits, bias, weight, index, scaling, sigmoid, normalised, groups, chosen_groups
-    ).launch(
-        grid=(cute.ceil_div(logits.shape[0], TOKENS), 1, 1), block=(THREADS, 1, 1), stream=stream
-    )
+    ).launch(grid=(cute.ceil_div(logits.shape[0], TOKENS), 1, 1), block=(THREADS, 1, 1), stream=stream)

@@ -88,7 +88,9 @@ class Kernel(NamedTuple):
             else:
                 places[position] = (memory.add(stored, given.written), stored)
             strides = numpy.moveaxis(numpy.empty(stored.shape, numpy.uint8), -1, contiguous).strides
-            named = [size for size, name in zip(given.array.shape, extents, strict=True) if isinstance(name, str)]
+            named = [
+                size for size, name in zip(given.array.shape, extents, strict=True) if isinstance(name, str)
+            ]
             free = [] if compact else [step for i, step in enumerate(strides) if i != array.ndim + contiguous]
             packed = struct.pack("<Q", places[position][0])
             packed += struct.pack(f"<{len(given.extents or named)}i", *(given.extents or named))

@@ -208,7 +208,9 @@ def test_swiglu_of_groups_leaves_out_rows_that_do_not_count(kernels, random, gat
         assert (scales[group, count:] == 77).all()
         if count:
             own = slice(0, count)
-            check_fp8(out[group, own], scales[group, own], silu(halves[0][group, own]) * halves[1][group, own])
+            check_fp8(
+                out[group, own], scales[group, own], silu(halves[0][group, own]) * halves[1][group, own]
+            )
 
 
 @pytest.mark.parametrize("n", [1152, 12800])
