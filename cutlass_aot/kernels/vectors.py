@@ -6,6 +6,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+from cutlass._mlir import ir
 
 VECTOR = 8
 """Elements of a vector: 16 bytes of a 16-bit type."""
@@ -14,9 +15,26 @@ MAX_GRID_Y = 65535
 """Blocks of a grid along y. Source: CUDA Programming Guide, "Compute Capabilities"."""
 
 
-def in_vectors(tensor: Any) -> Any:
-    """A matrix (rows, columns) as vectors: ((1, 8), (rows, columns / 8))."""
-    return cute.zipped_divide(tensor, (1, VECTOR))
+def in_vectors(tensor: Any, elements: int = VECTOR) -> Any:
+    """A matrix (rows, columns) as vectors: ((1, elements), (rows, columns / elements))."""
+    return cute.zipped_divide(tensor, (1, elements))
+
+
+def as_row(vector: Any) -> Any:
+    """A vector (n) as a matrix (1, n)."""
+    return cute.make_tensor(vector.iterator, cute.make_layout((1, vector.shape[0]), stride=(0, 1)))
+
+
+def load(vectors: Any, row: Any, vector: Any, streamed: bool = False) -> Any:
+    """Load one vector of :func:`in_vectors`; a streamed one, of 16 bytes, takes no room in the L1 cache."""
+    source = vectors[(None, (row, vector))]
+    if not streamed:
+        return source.load()
+    words = ir.VectorType.get([4], cutlass.Int32.mlir_type)
+    loaded = cute.arch.load(source.iterator, words, level1_eviction_priority="evict_no_allocate")
+    held = cute.make_rmem_tensor(source.shape, source.element_type)
+    cute.recast_tensor(held, cutlass.Int32).store(cute.TensorSSA(loaded, ((1, 4),), cutlass.Int32))
+    return held.load()
 
 
 def load_floats(vectors: Any, row: Any, vector: Any) -> Any:
@@ -28,3 +46,16 @@ def store(vectors: Any, row: Any, vector: Any, values: Any) -> None:
     """Convert f32 values to the tensor's element type and store them as one vector."""
     target = vectors[(None, (row, vector))]
     target.store(values.to(target.element_type))
+
+
+def sum_of(values: Any) -> Any:
+    """The sum of the elements of a vector in registers."""
+    return values.reduce(cute.ReductionOp.ADD, cutlass.Float32(0.0), 0)
+
+
+def largest_of(values: Any) -> Any:
+    """The largest of the elements of a vector in registers; NaN is not regarded."""
+    largest = values[0]
+    for i in range(1, cute.size(values.shape)):
+        largest = cute.arch.fmax(largest, values[i])
+    return largest

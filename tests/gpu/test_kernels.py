@@ -11,9 +11,14 @@ from importlib.util import find_spec
 import pytest
 
 import cutlass_aot
+from cutlass_aot.kernels.expert_rows import expert_rows
 from cutlass_aot.kernels.gather_reduce import gather_reduce
-from cutlass_aot.kernels.rms_norm import rms_norm
-from cutlass_aot.kernels.swiglu import swiglu_fp8
+from cutlass_aot.kernels.gather_rows import gather_rows
+from cutlass_aot.kernels.layer_norm import layer_norm
+from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
+from cutlass_aot.kernels.softmax import softmax
+from cutlass_aot.kernels.swiglu import fused_swiglu_fp8, swiglu_fp8
+from cutlass_aot.kernels.top_k_gate import top_k_gate
 from tests.gpu.conftest import REPOSITORY, opened
 
 torch = pytest.importorskip("torch")
@@ -22,6 +27,8 @@ pytestmark = pytest.mark.gpu
 
 ROWS = (1, 7, 1000)
 ROUNDING = {"bf16": 2.0**-8, "f16": 2.0**-11}
+LENGTHS = (8, 136, 1000, 1024, 2560, 4096, 5120, 7168, 12288, 16384, 18432, 32768, 40960)
+"""Elements of a row, which each design keeps, or reads again in part."""
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +125,155 @@ def test_rms_norm_divides_by_the_root_mean_square(kernels, n, rows, make):
     again = torch.empty_like(out)
     normalise(x, weight, eps=0.5, out=again)
     assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("make", [random, padded])
+def test_rms_norm_of_any_length(kernels, n, rows, make):
+    torch.manual_seed(0)
+    x, weight, residual = make(rows, n), random(n), make(rows, n)
+    out = torch.full_like(x, torch.nan)
+    rms_norm(n="any", dtype="bf16")(x, weight, out, 1e-5)
+    exact = torch.nn.functional.rms_norm(x.double(), (n,), weight.double(), 1e-5)
+    assert relative_error(out, exact) < ROUNDING["bf16"]
+
+    total = torch.full_like(x, torch.nan)
+    function = fused_rms_norm(dtype="bf16", weight="bf16", residual=True)
+    function(x, residual, weight, out, total, 1e-5)
+    assert torch.equal(total, x + residual)
+    exact = torch.nn.functional.rms_norm(total.double(), (n,), weight.double(), 1e-5)
+    assert relative_error(out, exact) < ROUNDING["bf16"]
+    function(x, residual, weight, x, residual, 1e-5)
+    assert torch.equal(x, out)
+    assert torch.equal(residual, total)
+
+
+@pytest.mark.parametrize("n", [128, 1024, 2176, 4096, 7168, 16384, 18432])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_rms_norm_to_fp8(kernels, n, rows, with_residual):
+    torch.manual_seed(0)
+    x, weight = random(rows, n), random(n)
+    residual = random(rows, n) if with_residual else None
+    total = torch.empty_like(x) if with_residual else None
+    out = torch.empty(rows, n, device="cuda", dtype=torch.float8_e4m3fn)
+    # With a gap between the blocks of columns.
+    scale = torch.full((n // 128, rows + 3), torch.nan, device="cuda").T[:rows]
+    function = rms_norm_fp8(
+        dtype="bf16", weight="bf16", residual=with_residual, out_dtype="f8e4m3", scales="columns"
+    )
+    function(x, residual, weight, out, total, scale, 1e-5)
+    if with_residual:
+        assert torch.equal(total, x + residual)
+        x = total
+    exact = torch.nn.functional.rms_norm(x.double(), (n,), weight.double(), 1e-5)
+    check_fp8(out, scale, exact)
+
+
+def check_fp8(out, scale, exact):
+    largest = exact.unflatten(-1, (-1, 128)).abs().amax(dim=-1)
+    torch.testing.assert_close(scale.double(), largest.clamp(min=2.0**-100) / 448, rtol=1e-5, atol=0)
+    found = out.float().unflatten(-1, (-1, 128)) * scale[..., None]
+    assert relative_error(found.flatten(-2), exact) < 0.04
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("make", [random, padded])
+def test_layer_norm(kernels, n, rows, make):
+    torch.manual_seed(0)
+    x, weight, bias = make(rows, n) + 5, random(n), random(n)
+    out = torch.full_like(x, torch.nan)
+    layer_norm(dtype="bf16", weight="bf16", bias=True)(x, weight, bias, out, 1e-5)
+    exact = torch.nn.functional.layer_norm(x.double(), (n,), weight.double(), bias.double(), 1e-5)
+    assert relative_error(out, exact) < ROUNDING["bf16"]
+
+
+@pytest.mark.parametrize("n", [*LENGTHS, 128256])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_softmax(kernels, n, rows, dtype):
+    torch.manual_seed(0)
+    x = padded(rows, n, torch.bfloat16 if dtype == "bf16" else torch.float32) * 4
+    x[0, : n // 2] = -torch.inf
+    out = torch.full_like(x, torch.nan)
+    softmax(dtype=dtype)(x, out)
+    assert relative_error(out, x.double().softmax(dim=1)) < (ROUNDING["bf16"] if dtype == "bf16" else 1e-6)
+
+
+@pytest.mark.parametrize("n", [128, 768, 2048, 2176, 14336])
+@pytest.mark.parametrize("gate", ["halves", "alternating"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_swiglu_for_experts(kernels, n, gate, masked):
+    torch.manual_seed(0)
+    counts = torch.tensor([500, 0, 17, 1], device="cuda", dtype=torch.int32) if masked else None
+    shape = (4, 500) if masked else (500,)
+    x = random(*shape, 2 * n)
+    out = torch.zeros(*shape, n, device="cuda", dtype=torch.float8_e4m3fn)
+    scale = torch.full((*shape[:-1], n // 128, 500), -1.0, device="cuda").mT
+    fused_swiglu_fp8(dtype="bf16", gate=gate, out_dtype="f8e4m3", scales="columns", masked=masked)(
+        x, out, scale, counts
+    )
+    halves = (
+        x.double().chunk(2, dim=-1) if gate == "halves" else (x[..., ::2].double(), x[..., 1::2].double())
+    )
+    y = torch.nn.functional.silu(halves[0]) * halves[1]
+    if not masked:
+        check_fp8(out, scale, y)
+        return
+    for group, count in enumerate(counts.tolist()):
+        assert not out[group, count:].float().any()
+        assert (scale[group, count:] == -1).all()
+        if count:
+            check_fp8(out[group, :count], scale[group, :count], y[group, :count])
+
+
+@pytest.mark.parametrize("tokens", [*ROWS, 8192])
+def test_an_expert_layer_s_rows_go_to_experts_and_back(kernels, tokens):
+    torch.manual_seed(0)
+    experts, k, n = 256, 8, 7168
+    logits, bias = torch.randn(tokens, experts, device="cuda"), torch.randn(experts, device="cuda")
+    weight = torch.empty(tokens, k, device="cuda")
+    index = torch.empty(tokens, k, device="cuda", dtype=torch.int32)
+    gate = {"experts": experts, "k": k, "dtype": "f32", "normalised": True}
+    top_k_gate(**gate, scoring="softmax", bias=False, groups="none")(logits, None, weight, index, 1.0)
+    found = logits.double().softmax(dim=1).topk(k)
+    torch.testing.assert_close(
+        weight.double(), found.values / found.values.sum(dim=1, keepdim=True), rtol=1e-5, atol=0
+    )
+    assert (index == found.indices).float().mean() > 0.999
+
+    top_k_gate(**gate, scoring="sigmoid", bias=True, groups="8x4")(logits, bias, weight, index, 2.5)
+    score = logits.double().sigmoid()
+    choice = (score + bias).unflatten(1, (8, -1))
+    groups = choice.topk(2, dim=2).values.sum(dim=2).topk(4).indices
+    kept = torch.zeros(tokens, 8, device="cuda", dtype=torch.bool).scatter_(1, groups, True)
+    chosen = choice.masked_fill(~kept[:, :, None], -torch.inf).flatten(1).topk(k).indices
+    assert (index == chosen).float().mean() > 0.999
+    own = score.gather(1, index.long())
+    torch.testing.assert_close(weight.double(), 2.5 * own / own.sum(dim=1, keepdim=True), rtol=1e-5, atol=0)
+
+    offsets = torch.empty(experts, device="cuda", dtype=torch.int32)
+    destination, source = torch.empty_like(index), torch.empty(tokens * k, device="cuda", dtype=torch.int32)
+    expert_rows(k=k)(index, offsets, destination, source)
+    order = index.flatten().long().sort(stable=True).indices
+    assert torch.equal(offsets.long(), index.flatten().long().bincount(minlength=experts).cumsum(0))
+    assert torch.equal(source.long(), order // k)
+    assert torch.equal(destination.flatten().long()[order], torch.arange(tokens * k, device="cuda"))
+
+    x, scale = random(tokens, n).to(torch.float8_e4m3fn), torch.rand(tokens, n // 128, device="cuda")
+    rows = torch.empty(tokens * k, n, device="cuda", dtype=torch.float8_e4m3fn)
+    factors = torch.empty(n // 128, tokens * k, device="cuda").T
+    gather_rows(dtype="f8e4m3", scales="rows")(x, scale, source, rows, factors)
+    assert torch.equal(rows.view(torch.uint8), x.view(torch.uint8)[source.long()])
+    assert torch.equal(factors, scale[source.long()])
+    back, out = random(tokens, n), torch.empty(tokens, n, device="cuda", dtype=torch.bfloat16)
+    gathered = torch.empty(tokens * k, n, device="cuda", dtype=torch.bfloat16)
+    gather_rows(dtype="bf16", scales="none")(back, None, source, gathered, None)
+    gather_reduce(k=k, dtype="bf16")(gathered, destination, weight, out)
+    exact = back.double() * weight.double().sum(dim=1, keepdim=True)
+    assert relative_error(out, exact) < ROUNDING["bf16"]
 
 
 def test_a_bundle_runs_them_by_their_names(kernels):

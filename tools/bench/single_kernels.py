@@ -1,9 +1,9 @@
 """Kernels that are not GEMMs, timed alone: the parts ``kernels`` and ``convolution`` of tools/bench/gpu.py.
 
 ``kernels`` times the kernels of manifests/kernels.toml beside torch's own operations (eager, float32 where
-they need it), and beside a copy by torch of as many bytes as have to be read and written at least, which is
-what the memory gives. A CUDA graph has one launch, and each of 50 replays comes after a write that empties
-the L2 cache.
+they need it), beside quack's where it has them and is installed (quack-kernels), and beside a copy by torch
+of as many bytes as have to be read and written at least, which is what the memory gives. A CUDA graph has one
+launch, and each of 50 replays comes after a write that empties the L2 cache.
 
 ``convolution`` times the forward convolutions of manifests/convolution.toml beside cuDNN, which chooses by
 measuring (``benchmark``): layers of a residual network (ResNet-50), and two large ones that are equal as
@@ -18,6 +18,8 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +27,14 @@ import torch
 
 import cutlass_aot
 from cutlass_aot.kernels.conv2d_fprop_plan import Convolution
+from cutlass_aot.kernels.expert_rows import expert_rows
 from cutlass_aot.kernels.gather_reduce import gather_reduce
-from cutlass_aot.kernels.rms_norm import rms_norm
-from cutlass_aot.kernels.swiglu import swiglu_fp8
+from cutlass_aot.kernels.gather_rows import gather_rows
+from cutlass_aot.kernels.layer_norm import layer_norm
+from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
+from cutlass_aot.kernels.softmax import softmax
+from cutlass_aot.kernels.swiglu import fused_swiglu_fp8, swiglu_fp8
+from cutlass_aot.kernels.top_k_gate import top_k_gate
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from tools.bench.command import Result, Row, Table
 
@@ -90,57 +97,199 @@ def graph_seconds(
 
 
 class Problem(NamedTuple):
-    """What is timed: ours, torch's, and the bytes that either has to move."""
+    """What is timed: ours, torch's, quack's if it has it, and the bytes that each has to move."""
 
     name: str
     ours: Callable[[], Any]
     torchs: Callable[[], Any]
     moved: int
+    quacks: Callable[[], Any] | None = None
+
+
+def quack(module: str, name: str) -> Callable[..., Any] | None:
+    """A function of quack; None if it is not installed."""
+    if find_spec("quack") is None:
+        return None
+    found: Callable[..., Any] = getattr(import_module(f"quack.{module}"), name)
+    return found
 
 
 def problems(rows: int) -> Iterator[Problem]:
     """One of each kernel, at the sizes of large language models."""
-    random = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-    empty = partial(torch.empty, device="cuda")
-    for n in (4096, 14336):
-        x = random(rows, 2 * n)
-        out, scale = empty(rows, n, dtype=torch.float8_e4m3fn), empty(rows, n // 128)
+    yield from _row_problems(rows)
+    yield from _expert_problems(rows)
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, device="cuda", dtype=dtype)
+
+
+def _moved(*tensors: torch.Tensor) -> int:
+    """The bytes of tensors, each read or written once."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _row_problems(rows: int) -> Iterator[Problem]:
+    """Normalisations and softmax."""
+    normalised, softmaxed = quack("rmsnorm", "rmsnorm_fwd"), quack("softmax", "softmax_fwd")
+    for n in (128, 2048, 4096, 7168, 16384):
+        x, gain, residual = _random(rows, n), _random(n), _random(rows, n)
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        norm = partial(torch.nn.functional.rms_norm, x, (n,), gain, 1e-5)
+        theirs = normalised and partial(normalised, x, gain, eps=1e-5)
+        forms: list[int | str] = ["any", n] if n in (128, 2048, 4096, 7168) else ["any"]
+        for form in forms:
+            yield Problem(
+                f"rms_norm n={n}{' compiled in' if form == n else ''} T={rows}",
+                partial(rms_norm(n=form, dtype="bf16"), x, gain, out, 1e-5),
+                norm, _moved(x, gain, out), theirs,
+            )  # fmt: skip
         yield Problem(
-            f"swiglu_fp8 n={n} T={rows}",
-            partial(swiglu_fp8(n=n, dtype="f8e4m3"), x, out, scale),
-            partial(_torch_swiglu, x),
-            x.nbytes + out.nbytes + scale.nbytes,
+            f"fused_rms_norm n={n} T={rows}",
+            partial(
+                fused_rms_norm(dtype="bf16", weight="bf16", residual=True),
+                x, residual, gain, out, total, 1e-5,
+            ),
+            partial(_torch_add_norm, x, residual, gain),
+            _moved(x, residual, gain, out, total),
+            normalised and partial(normalised, x, gain, residual=residual, eps=1e-5),
+        )  # fmt: skip
+        quantised, scale = _empty(rows, n, dtype=torch.float8_e4m3fn), _empty(n // 128, rows).T
+        to_fp8 = rms_norm_fp8(
+            dtype="bf16", weight="bf16", residual=False, out_dtype="f8e4m3", scales="columns"
         )
+        yield Problem(
+            f"rms_norm_fp8 n={n} T={rows}",
+            partial(to_fp8, x, None, gain, quantised, None, scale, 1e-5),
+            partial(_quantised, norm),
+            _moved(x, gain, quantised, scale),
+        )
+        bias = _random(n)
+        yield Problem(
+            f"layer_norm n={n} T={rows}",
+            partial(layer_norm(dtype="bf16", weight="bf16", bias=True), x, gain, bias, out, 1e-5),
+            partial(torch.nn.functional.layer_norm, x, (n,), gain, bias, 1e-5),
+            _moved(x, gain, bias, out),
+        )
+    for n, name in ((4096, "bf16"), (32768, "bf16"), (128256, "bf16"), (32768, "f32")):
+        x = _random(rows, n, dtype=torch.bfloat16 if name == "bf16" else torch.float32)
+        out = torch.empty_like(x)
+        yield Problem(
+            f"softmax {name} n={n} T={rows}",
+            partial(softmax(dtype=name), x, out),
+            partial(torch.softmax, x, -1),
+            _moved(x, out),
+            softmaxed and partial(softmaxed, x),
+        )
+
+
+def _expert_problems(rows: int) -> Iterator[Problem]:
+    """What is between the GEMMs of a mixture-of-experts layer."""
+    for n in (2048, 4096, 14336):
+        x, out = _random(rows, 2 * n), _empty(rows, n, dtype=torch.float8_e4m3fn)
+        scale, columns = _empty(rows, n // 128), _empty(n // 128, rows).T
+        moved = _moved(x, out, scale)
+        for form in ("any", n):
+            yield Problem(
+                f"swiglu_fp8 n={n}{' compiled in' if form == n else ''} T={rows}",
+                partial(swiglu_fp8(n=form, dtype="f8e4m3"), x, out, scale),
+                partial(_torch_swiglu, x),
+                moved,
+            )
+        for gate in ("halves", "alternating"):
+            function = fused_swiglu_fp8(
+                dtype="bf16", gate=gate, out_dtype="f8e4m3", scales="columns", masked=False
+            )
+            yield Problem(
+                f"fused_swiglu_fp8 {gate} n={n} T={rows}",
+                partial(function, x, out, columns, None),
+                partial(_torch_swiglu, x),
+                moved,
+            )
     for k in (2, 8):
-        expert_out, out = random(rows * k, 7168), empty(rows, 7168, dtype=torch.bfloat16)
+        expert_out, out = _random(rows * k, 7168), _empty(rows, 7168, dtype=torch.bfloat16)
         index = torch.randperm(rows * k, device="cuda").reshape(rows, k).int()
         weight = torch.rand(rows, k, device="cuda")
         yield Problem(
             f"gather_reduce k={k} N=7168 T={rows}",
             partial(gather_reduce(k=k, dtype="bf16"), expert_out, index, weight, out),
             partial(_torch_gather_reduce, expert_out, index.long(), weight),
-            expert_out.nbytes + index.nbytes + weight.nbytes + out.nbytes,
+            _moved(expert_out, index, weight, out),
         )
-    for n in (4096, 7168):
-        x, gain = random(rows, n), random(n)
-        out = torch.empty_like(x)
-        yield Problem(
-            f"rms_norm n={n} T={rows}",
-            partial(rms_norm(n=n, dtype="bf16"), x, gain, out, 1e-5),
-            partial(torch.nn.functional.rms_norm, x, (n,), gain, 1e-5),
-            x.nbytes + gain.nbytes + out.nbytes,
-        )
+    logits, weight = _random(rows, 256, dtype=torch.float32), _empty(rows, 8)
+    index = _empty(rows, 8, dtype=torch.int32)
+    gate_of = top_k_gate(
+        experts=256, k=8, dtype="f32", scoring="softmax", bias=False, normalised=True, groups="none"
+    )
+    yield Problem(
+        f"top_k_gate experts=256 k=8 T={rows}",
+        partial(gate_of, logits, None, weight, index, 1.0),
+        partial(_torch_gate, logits),
+        _moved(logits, weight, index),
+    )
+    index = torch.randint(256, (rows, 8), device="cuda", dtype=torch.int32)
+    offsets, destination = _empty(256, dtype=torch.int32), torch.empty_like(index)
+    source = _empty(rows * 8, dtype=torch.int32)
+    yield Problem(
+        f"expert_rows E=256 k=8 T={rows}",
+        partial(expert_rows(k=8), index, offsets, destination, source),
+        partial(_torch_expert_rows, index),
+        _moved(index, offsets, destination, source),
+    )
+    x, scale = _random(rows, 7168).to(torch.float8_e4m3fn), _empty(rows, 56)
+    out, out_scale = _empty(rows * 8, 7168, dtype=torch.float8_e4m3fn), _empty(56, rows * 8).T
+    source = (torch.randperm(rows * 8, device="cuda") // 8).int()
+    yield Problem(
+        f"gather_rows f8e4m3 n=7168 T={rows} k=8",
+        partial(gather_rows(dtype="f8e4m3", scales="rows"), x, scale, source, out, out_scale),
+        partial(_torch_gather_rows, x, scale, source.long()),
+        _moved(x, scale, source, out, out_scale),
+    )
 
 
-def _torch_swiglu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    gate, up = x.float().chunk(2, dim=1)
-    y = (torch.nn.functional.silu(gate) * up).unflatten(1, (-1, 128))
+def _quantised(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    y = function().float().unflatten(1, (-1, 128))
     scale = y.abs().amax(dim=2, keepdim=True).clamp(min=2.0**-100) / 448
     return (y / scale).to(torch.float8_e4m3fn).flatten(1), scale
 
 
+def _torch_swiglu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    gate, up = x.float().chunk(2, dim=1)
+    return _quantised(lambda: torch.nn.functional.silu(gate) * up)
+
+
+def _torch_add_norm(
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = x + residual
+    return torch.nn.functional.rms_norm(total, (total.shape[1],), gain, 1e-5), total
+
+
 def _torch_gather_reduce(expert_out: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (expert_out[index].float() * weight[:, :, None]).sum(dim=1).to(expert_out.dtype)
+
+
+def _torch_gate(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    weight, index = logits.softmax(dim=1).topk(8)
+    return weight / weight.sum(dim=1, keepdim=True), index
+
+
+def _torch_expert_rows(index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    order = index.flatten().sort(stable=True).indices
+    destination = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device="cuda"))
+    return torch.zeros(256, device="cuda").index_add_(
+        0, index.flatten(), torch.ones(len(order), device="cuda")
+    ).cumsum(0), destination, order // 8  # fmt: skip
+
+
+def _torch_gather_rows(
+    x: torch.Tensor, scale: torch.Tensor, source: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.view(torch.uint8)[source], scale[source].T.contiguous()
 
 
 def part_kernels(arguments: argparse.Namespace, path: Path) -> Result:
@@ -149,23 +298,26 @@ def part_kernels(arguments: argparse.Namespace, path: Path) -> Result:
     bundle = cutlass_aot.open(path)
     torch.manual_seed(0)
     flushed = torch.empty(FLUSHED_BYTES, device="cuda", dtype=torch.uint8)
-    numbers = {}
+    numbers, rows = {}, []
     for problem in itertools.chain.from_iterable(map(problems, arguments.rows)):
         half = torch.empty(problem.moved // 2, device="cuda", dtype=torch.uint8)
-        copy = partial(torch.empty_like(half).copy_, half)
-        times = [graph_seconds([call], 50, flushed.zero_) for call in (problem.ours, problem.torchs, copy)]
-        numbers[problem.name] = {
-            **dict(zip(("ours", "torch", "copy"), times, strict=True)),
-            "bytes": problem.moved,
+        calls: dict[str, Callable[[], object]] = {
+            "ours": problem.ours,
+            "torch": problem.torchs,
+            "copy": partial(torch.empty_like(half).copy_, half),
         }
-    rows = [
-        (
-            name, f"{own['ours'] * 1e6:.1f}", f"{own['bytes'] / own['ours'] * 1e-9:.0f}",
-            f"{own['torch'] * 1e6:.1f}", f"{own['copy'] * 1e6:.1f}", f"{own['copy'] / own['ours']:.2f}",
-        )
-        for name, own in numbers.items()
-    ]  # fmt: skip
-    head = ("problem", "ours, µs", "GB/s", "torch, µs", "copy, µs", "of a copy")
+        if problem.quacks is not None:
+            calls["quack"] = problem.quacks
+        own = {name: graph_seconds([call], 50, flushed.zero_) for name, call in calls.items()}
+        numbers[problem.name] = {**own, "bytes": problem.moved}
+        rows.append(
+            (
+                problem.name, f"{own['ours'] * 1e6:.1f}", f"{problem.moved / own['ours'] * 1e-9:.0f}",
+                f"{own['torch'] * 1e6:.1f}", f"{own['quack'] * 1e6:.1f}" if "quack" in own else "",
+                f"{own['copy'] * 1e6:.1f}", f"{own['copy'] / own['ours']:.2f}",
+            )
+        )  # fmt: skip
+    head = ("problem", "ours, µs", "GB/s", "torch, µs", "quack, µs", "copy, µs", "of a copy")
     return Result([], numbers, [Table(f"Kernels of {bundle.name}", head, rows)])
 
 

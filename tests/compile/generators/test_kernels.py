@@ -12,9 +12,15 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot.errors import DeviceError, OperandError
+from cutlass_aot.kernels.expert_rows import expert_rows
 from cutlass_aot.kernels.gather_reduce import gather_reduce
-from cutlass_aot.kernels.rms_norm import rms_norm
-from cutlass_aot.kernels.swiglu import swiglu_fp8
+from cutlass_aot.kernels.gather_rows import gather_rows
+from cutlass_aot.kernels.layer_norm import layer_norm
+from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
+from cutlass_aot.kernels.row_designs import DESIGNS
+from cutlass_aot.kernels.softmax import softmax
+from cutlass_aot.kernels.swiglu import fused_swiglu_fp8, swiglu_fp8
+from cutlass_aot.kernels.top_k_gate import top_k_gate
 from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import REPOSITORY, command
 from tests.compile.generators.test_families import aligned
@@ -23,7 +29,7 @@ from tools.check.instructions import disassemble
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("an_h200_without_a_driver")]
 
-TARGETS = ("sm_90a", "sm_100a", "sm_103a")
+TARGETS = ("sm_90a", "sm_100a")
 WIDTHS = {"bf16": 2, "f8e4m3": 1, "u8": 1, "f32": 4, "i32": 4}
 
 
@@ -33,9 +39,18 @@ def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("kernels")
     manifest = (REPOSITORY / "manifests" / "kernels.toml").read_text()
     for wide, narrow in (
-        ("n = [2048, 4096, 14336]", "n = [2048]"),
+        ('"sm_90a", "sm_100a", "sm_103a"', '"sm_90a", "sm_100a"'),
+        (', sm_103a = "gb300"', ""),
+        ('n = ["any", 2048, 4096, 14336]', 'n = ["any", 2048]'),
         ("k = [1, 2, 4, 8]", "k = [8]"),
-        ("n = [128, 2048, 4096, 7168]", "n = [128, 7168]"),
+        ('n = ["any", 128, 2048, 4096, 7168]', 'n = ["any", 128, 7168]'),
+        ('operation = "fused_swiglu_fp8"', 'operation = "fused_swiglu_fp8"\nmasked = true'),
+        ('operation = "fused_rms_norm"', 'operation = "fused_rms_norm"\nrow = "512x4"'),
+        ('operation = "rms_norm_fp8"', 'operation = "rms_norm_fp8"\nrow = "512x4"'),
+        ('operation = "layer_norm"', 'operation = "layer_norm"\nrow = "512x4"'),
+        ('dtype = ["bf16", "f32"]', 'dtype = "f32"\nrow = ["32x4", "512x4"]'),
+        ('dtype = ["bf16", "f8e4m3"]\nscales = ["none", "rows"]', 'dtype = "f8e4m3"\nscales = "rows"'),
+        ("experts = [64, 128, 256]", "experts = 64"),
     ):
         assert wide in manifest
         manifest = manifest.replace(wide, narrow)
@@ -63,8 +78,20 @@ def listings(root, name):
     return [(kernel, disassemble(store.get_blob(kernel.entry.object_sha256))) for kernel in kernels]
 
 
+def columns(dtype, *shape):
+    """A matrix, or several, with rows that follow each other within a column."""
+    found = tensor(dtype, *shape[:-2], shape[-1], shape[-2])
+    found.array = numpy.swapaxes(found.array, -1, -2)
+    return found
+
+
 def swiglu_operands(rows=3, n=2048):
     return tensor("bf16", rows, 2 * n), tensor("f8e4m3", rows, n), tensor("f32", rows, n // 128)
+
+
+def expert_swiglu_operands(rows=3, n=384):
+    groups = tensor("bf16", 5, rows, 2 * n), tensor("f8e4m3", 5, rows, n), columns("f32", 5, rows, n // 128)
+    return *groups, tensor("i32", 5)
 
 
 def gather_operands(tokens=3, columns=1032, k=8):
@@ -76,15 +103,80 @@ def norm_operands(rows=3, n=7168):
     return tensor("bf16", rows, n), tensor("bf16", n), tensor("bf16", rows, n), 1e-5
 
 
+def any_norm_operands(rows=3, n=5128):
+    return norm_operands(rows, n)
+
+
+def fused_norm_operands(rows=3, n=5128):
+    x, weight, out, eps = norm_operands(rows, n)
+    return x, tensor("bf16", rows, n), weight, out, tensor("bf16", rows, n), eps
+
+
+def fp8_norm_operands(rows=3, n=640):
+    x, weight, _, eps = norm_operands(rows, n)
+    return x, None, weight, tensor("f8e4m3", rows, n), None, columns("f32", rows, n // 128), eps
+
+
+def layer_norm_operands(rows=3, n=5128):
+    x, weight, out, eps = norm_operands(rows, n)
+    return x, weight, tensor("bf16", n), out, eps
+
+
+def softmax_operands(rows=3, n=5124):
+    return tensor("f32", rows, n), tensor("f32", rows, n)
+
+
+def gate_operands(tokens=3):
+    logits, bias = tensor("f32", tokens, 256), tensor("f32", 256)
+    return logits, bias, tensor("f32", tokens, 8), tensor("i32", tokens, 8), 2.5
+
+
+def expert_operands(tokens=3):
+    index = tensor("i32", tokens, 8)
+    return index, tensor("i32", 256), tensor("i32", tokens, 8), tensor("i32", 8 * tokens)
+
+
+def gathered_operands(rows=3, n=640):
+    x, scale = tensor("f8e4m3", 7, n), tensor("f32", 7, n // 128)
+    return x, scale, tensor("i32", rows), tensor("f8e4m3", rows, n), columns("f32", rows, n // 128)
+
+
+FP8 = {"dtype": "bf16", "out_dtype": "f8e4m3", "scales": "columns"}
 FUNCTIONS = {
     "swiglu_fp8": (lambda: swiglu_fp8(n=2048, dtype="f8e4m3"), swiglu_operands),
+    "fused_swiglu_fp8": (
+        lambda: fused_swiglu_fp8(**FP8, gate="halves", masked=True), expert_swiglu_operands,
+    ),
     "gather_reduce": (lambda: gather_reduce(k=8, dtype="bf16"), gather_operands),
     "rms_norm": (lambda: rms_norm(n=7168, dtype="bf16"), norm_operands),
-}
+    "rms_norm of any length": (lambda: rms_norm(n="any", dtype="bf16"), any_norm_operands),
+    "fused_rms_norm": (
+        lambda: fused_rms_norm(dtype="bf16", weight="bf16", residual=True), fused_norm_operands,
+    ),
+    "rms_norm_fp8": (
+        lambda: rms_norm_fp8(**FP8, weight="bf16", residual=False), fp8_norm_operands,
+    ),
+    "layer_norm": (lambda: layer_norm(dtype="bf16", weight="bf16", bias=True), layer_norm_operands),
+    "softmax": (lambda: softmax(dtype="f32"), softmax_operands),
+    "top_k_gate": (
+        lambda: top_k_gate(
+            experts=256, k=8, dtype="f32", scoring="sigmoid", bias=True, normalised=True, groups="8x4"
+        ),
+        gate_operands,
+    ),
+    "expert_rows": (lambda: expert_rows(k=8), expert_operands),
+    "gather_rows": (lambda: gather_rows(dtype="f8e4m3", scales="rows"), gathered_operands),
+}  # fmt: skip
+WITHOUT_VECTORS = ("top_k_gate", "expert_rows")
 
 
 def test_each_was_built_for_each_target(bundle):
-    counts = {"swiglu_fp8": 2, "gather_reduce": 1, "rms_norm": 2}
+    # Of rms_norm: a kernel of two lengths each, and the designs for any length.
+    counts = {
+        "swiglu_fp8": 4, "fused_swiglu_fp8": 2, "gather_reduce": 1, "rms_norm": 2 + len(DESIGNS),
+        "fused_rms_norm": 1, "rms_norm_fp8": 2, "layer_norm": 1, "softmax": 2, "top_k_gate": 2,
+        "expert_rows": 1, "gather_rows": 1,
+    }  # fmt: skip
     for operation, count in counts.items():
         for target in TARGETS:
             assert len(bundle.kernels(operation=operation, target=target)) == count
@@ -96,7 +188,24 @@ def test_none_spills(bundle):
 
 def test_rows_are_loaded_in_vectors_of_sixteen_bytes(built):
     for kernel, listing in listings(built, "kernels"):
-        assert re.search(r"\bLDG\.E\.128\b", listing), kernel.name
+        if kernel.group.operation not in WITHOUT_VECTORS:
+            assert re.search(r"\bLDG\.E(\.NA)?\.128\b", listing), kernel.name
+
+
+def test_all_loads_of_a_row_are_issued_before_the_first_is_used(built):
+    for kernel, listing in listings(built, "kernels"):
+        if kernel.group.operation in ("rms_norm", "layer_norm", "softmax"):
+            _, steps = kernel.design["row"]
+            expected = steps * (2 if kernel.group.operation == "softmax" else 1)
+            loaded: list[set[int]] = []
+            for line in listing.splitlines():
+                registers = {int(number) for number in re.findall(r"\bR(\d+)\b", line)}
+                load = re.search(r"\bLDG\.E\.NA\.128 R(\d+),", line)
+                if load:
+                    loaded.append(set(range(int(load[1]), int(load[1]) + 4)))
+                elif registers & set().union(*loaded):
+                    break
+            assert len(loaded) == expected, kernel.name
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
@@ -134,14 +243,30 @@ def test_what_does_not_fit_is_refused_with_a_reason(bundle):
 
 
 def test_a_bundle_finds_them_by_operands_and_parameters(bundle):
-    for name, (_, operands) in FUNCTIONS.items():
-        for kernel in bundle.kernels(operation=name, target="sm_90a"):
-            parameters = dict(kernel.kernel.parameters)
-            given = operands() if parameters.get("n", 0) in (0, 2048, 7168) else norm_operands(3, 128)
+    for name in ("swiglu_fp8", "gather_reduce", "rms_norm"):
+        _, operands = FUNCTIONS[name]
+        kernels = bundle.kernels(operation=name, target="sm_90a")
+        for parameters in [dict(group) for group in {kernel.kernel.parameters for kernel in kernels}]:
+            given = norm_operands(3, 128) if parameters.get("n", 0) == 128 else operands()
             if parameters["dtype"] == "u8":
                 given = (given[0], tensor("u8", 3, 2048), given[2])
             found = bundle.find(*given, operation=name, parameters=parameters)
-            assert [handle.name for handle in found] == [kernel.name]
+            expected = {kernel.name for kernel in kernels if dict(kernel.kernel.parameters) == parameters}
+            assert {handle.name for handle in found} == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "row"),
+    [
+        (8192, 128, (16, 1)), (8192, 1024, (32, 4)), (8192, 4096, (128, 4)), (8192, 7168, (256, 4)),
+        (8192, 16384, (512, 4)), (8192, 32768, (1024, 4)), (1, 4096, (512, 2)), (1, 7168, (512, 2)),
+    ],
+)  # fmt: skip
+def test_a_design_that_keeps_the_row_is_chosen(bundle, rows, n, row):
+    x, weight = (cutlass_aot.describe(shape, "bf16") for shape in ((rows, n), (n,)))
+    parameters = {"n": "any", "dtype": "bf16"}
+    choice = bundle.choose(x, weight, x, 1e-5, operation="rms_norm", parameters=parameters, target="sm_90a")
+    assert choice.kernel.design["row"] == row
 
 
 @pytest.fixture(scope="module")

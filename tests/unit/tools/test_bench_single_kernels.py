@@ -94,12 +94,17 @@ def test_the_fastest_kernel_of_each_layer_is_compared_with_cudnn(monkeypatch):
 
 def test_kernels_are_compared_with_torch_and_a_copy(monkeypatch):
     problem = bench.Problem("rms_norm n=4096 T=1", lambda: None, lambda: None, 4096)
-    times = iter([2e-6, 4e-6, 1e-6])
-    monkeypatch.setattr(bench, "problems", lambda rows: iter([problem]))
+    other = problem._replace(name="softmax", quacks=lambda: None)
+    times = iter([2e-6, 4e-6, 1e-6, 2e-6, 4e-6, 1e-6, 3e-6])
+    monkeypatch.setattr(bench, "problems", lambda rows: iter([problem, other]))
     monkeypatch.setattr(bench, "graph_seconds", lambda calls, replays, before: next(times))
     monkeypatch.setattr(bench.cutlass_aot, "open", lambda path: SimpleNamespace(name="kernels"))
     empty = torch.empty
     monkeypatch.setattr(bench.torch, "empty", lambda size, device, dtype: empty(size, dtype=dtype))
     _, numbers, (table,) = bench.part_kernels(Namespace(rows=[1]), None)
     assert numbers[problem.name] == {"ours": 2e-6, "torch": 4e-6, "copy": 1e-6, "bytes": 4096}
-    assert table.rows == [(problem.name, "2.0", "2", "4.0", "1.0", "0.50")]
+    assert numbers[other.name] == {**numbers[problem.name], "quack": 3e-6}
+    assert table.rows == [
+        (problem.name, "2.0", "2", "4.0", "", "1.0", "0.50"),
+        (other.name, "2.0", "2", "4.0", "3.0", "1.0", "0.50"),
+    ]

@@ -1,0 +1,45 @@
+"""Designs of kernels that reduce rows: the threads of a row, and the vectors that each of them keeps.
+
+A design is a pair: threads of a row, and vectors of eight elements that a thread keeps in registers. Each
+computes rows of any length; the cost formula takes one that keeps the whole row, with few threads and many
+loads each where there are many rows, and with many threads where there are few.
+"""
+
+from __future__ import annotations
+
+WARP = 32
+ELEMENTS = 8
+"""Elements of a vector of 16 bytes, of 16 bits each."""
+
+BLOCK_THREADS = 128
+"""Least threads of a block: those of several rows where a row has few."""
+
+DESIGNS = ((16, 1), (32, 4), (128, 4), (256, 4), (512, 2), (512, 4), (1024, 4))
+"""Threads of a row, and vectors that a thread keeps: up to 32,768 elements."""
+
+SMALLER_DESIGNS = DESIGNS[:-1]
+"""Those for kernels that read a residual too, for which 1024 threads have too few registers."""
+
+
+def cost(n: str) -> str:
+    """The cost formula, with the number of elements of a row by its name or a formula.
+
+    Clock cycles, roughly. First the waves of blocks that fit on the GPU, by registers, times the time of one:
+    the latency of memory, a little for each vector of a thread and for each warp of a row, and the latency
+    once more for each vector beyond those that are kept. Then the time to move the bytes, 20 in a cycle for
+    each multiprocessor, or to issue the instructions, whichever is longer.
+    """
+    vectors = f"ceil({n} / {ELEMENTS} / row_0)"
+    beyond = f"maximum(0, {vectors} - row_1)"
+    return (
+        "ceil(T / sm_count / minimum(2048, 65536 / (32 + 10 * row_1)) * row_0)"
+        f" * (1500 + 60 * {vectors} + row_0 / 8 + 1500 * {beyond})"
+        f" + T / sm_count * maximum({n} / 5 + row_0 * {beyond},"
+        f" row_0 / 128 * (80 + 80 * row_1 + 200 * {beyond}))"
+    )
+
+
+def design_for(n: int) -> tuple[int, int]:
+    """The design for rows of a length that is compiled in: the first that keeps them, or the largest."""
+    fits = [design for design in DESIGNS if design[0] * design[1] * ELEMENTS >= n]
+    return fits[0] if fits else DESIGNS[-1]

@@ -1,0 +1,282 @@
+"""The kernels that come with this package, run on the CPU from their PTX, against NumPy in double precision.
+
+Their results, and what a GPU would leave undefined: addresses, and threads that are missing at a shuffle.
+"""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from tests.support.floats import e4m3_values, from_bf16, to_bf16
+from tests.support.ptx_kernels import Tensor, compile_kernels
+
+pytestmark = pytest.mark.compile
+
+ROUNDING = {"bf16": 2.0**-8, "f32": 1e-6}
+WIDE, SMALL, TINY = (128, 4), (32, 4), (16, 1)
+NORM = "cutlass_aot.kernels.rms_norm"
+SWIGLU = "cutlass_aot.kernels.swiglu"
+FP8 = {"dtype": "bf16", "out_dtype": "u8"}
+GATE = {"dtype": "f32", "k": 8, "normalised": True}
+
+
+def requests():
+    """The kernels that are compiled, by a name of the tests."""
+    found = {}
+    for row in (TINY, SMALL, WIDE):
+        found["rms_norm", row] = NORM, "rms_norm", {"n": "any", "dtype": "bf16", "row": row}
+        values = {"dtype": "bf16", "weight": "f32", "residual": True, "row": row}
+        found["fused_rms_norm", row] = NORM, "fused_rms_norm", values
+        found["rms_norm_fp8", row] = NORM, "rms_norm_fp8", {**values, "out_dtype": "u8", "scales": "columns"}
+        values = {"dtype": "bf16", "weight": "bf16", "bias": True, "row": row}
+        found["layer_norm", row] = "cutlass_aot.kernels.layer_norm", "layer_norm", values
+        for dtype in ("bf16", "f32"):
+            values = {"dtype": dtype, "row": row}
+            found["softmax", dtype, row] = "cutlass_aot.kernels.softmax", "softmax", values
+    found["swiglu"] = SWIGLU, "swiglu_fp8", {"n": "any", "dtype": "u8"}
+    for gate in ("halves", "alternating"):
+        values = {**FP8, "gate": gate, "scales": "columns", "masked": True}
+        found["swiglu", gate] = SWIGLU, "fused_swiglu_fp8", values
+    values = {"dtype": "u8", "scales": "rows"}
+    found["gather_rows"] = "cutlass_aot.kernels.gather_rows", "gather_rows", values
+    found["gather_reduce"] = "cutlass_aot.kernels.gather_reduce", "gather_reduce", {"k": 4, "dtype": "bf16"}
+    found["expert_rows"] = "cutlass_aot.kernels.expert_rows", "expert_rows", {"k": 4}
+    module, name = "cutlass_aot.kernels.top_k_gate", "top_k_gate"
+    values = {**GATE, "experts": 60, "scoring": "softmax", "bias": False, "groups": "none"}
+    found["gate"] = module, name, values
+    values = {**GATE, "experts": 256, "scoring": "sigmoid", "bias": True, "groups": "8x4"}
+    found["gate", "groups"] = module, name, values
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    asked = requests()
+    return dict(zip(asked, compile_kernels(tmp_path_factory.mktemp("ptx"), [*asked.values()]), strict=True))
+
+
+@pytest.fixture
+def random():
+    """Random numbers of a shape."""
+    return numpy.random.default_rng(0).standard_normal
+
+
+def bits(values, dtype="bf16"):
+    return to_bf16(values.astype(numpy.float32)) if dtype == "bf16" else values.astype(numpy.float32)
+
+
+def exact(array, dtype="bf16"):
+    return (from_bf16(array) if dtype == "bf16" else array).astype(numpy.float64)
+
+
+def relative_error(found, expected):
+    return numpy.linalg.norm(found - expected) / numpy.linalg.norm(expected)
+
+
+def empty(shape, dtype=numpy.uint16):
+    return numpy.full(shape, 77, dtype)
+
+
+def blocks(rows, row):
+    """The grid of a kernel that reduces rows."""
+    return (-(-rows * row[0] // max(128, row[0])),)
+
+
+def normalised(x, weight, eps=1e-5):
+    return x / numpy.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * weight
+
+
+def check_fp8(out, scale, expected):
+    """That FP8 with scales is what was expected: three bits of mantissa."""
+    rows, n = expected.shape
+    parts = expected.reshape(rows, n // 128, 128)
+    wanted = numpy.maximum(numpy.abs(parts).max(axis=2), 2.0**-100) / 448
+    numpy.testing.assert_allclose(scale, wanted, rtol=1e-5)
+    found = e4m3_values()[out].reshape(parts.shape) * scale[:, :, None].astype(numpy.float64)
+    assert relative_error(found, parts) < 0.04
+
+
+def lengths(row):
+    """Elements of rows that a design keeps, keeps with a gap, and reads again."""
+    kept = row[0] * row[1] * 8
+    return 8, 136, kept, kept + 8, 2 * kept + 136
+
+
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+def test_rms_norm(kernels, random, row):
+    for n in lengths(row):
+        x, weight = bits(random((5, n))), bits(random(n))
+        operands = [Tensor(x, gap=8), Tensor(weight), Tensor(empty(x.shape), True, gap=16), 1e-5]
+        (out,) = kernels["rms_norm", row].launch(operands, blocks(5, row))
+        assert relative_error(exact(out), normalised(exact(x), exact(weight))) < ROUNDING["bf16"]
+        operands = [Tensor(x, True), Tensor(weight), Tensor(x, True, same_as=0), 1e-5]
+        assert (kernels["rms_norm", row].launch(operands, blocks(5, row))[1] == out).all()
+
+
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+def test_rms_norm_of_a_sum(kernels, random, row):
+    for n in lengths(row):
+        x, residual, weight = bits(random((5, n))), bits(random((5, n))), bits(random(n), "f32")
+        written = [Tensor(empty(x.shape), True), Tensor(empty(x.shape), True, gap=8)]
+        operands = [Tensor(x, gap=8), Tensor(residual, gap=16), Tensor(weight), *written, 1e-5]
+        out, total = kernels["fused_rms_norm", row].launch(operands, blocks(5, row))
+        assert (total == bits(exact(x) + exact(residual))).all()
+        assert relative_error(exact(out), normalised(exact(total), weight)) < ROUNDING["bf16"]
+        operands = [
+            Tensor(x, True), Tensor(residual, True), Tensor(weight), Tensor(x, True, same_as=0),
+            Tensor(residual, True, same_as=1), 1e-5,
+        ]  # fmt: skip
+        in_place = kernels["fused_rms_norm", row].launch(operands, blocks(5, row))
+        assert (in_place[0] == out).all()
+        assert (in_place[1] == total).all()
+
+
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+def test_rms_norm_to_fp8(kernels, random, row):
+    kept = row[0] * row[1] * 8
+    for n in (128, kept, kept + 384):
+        x, residual, weight = bits(random((5, n))), bits(random((5, n))), bits(random(n), "f32")
+        written = [Tensor(empty(x.shape, numpy.uint8), True, gap=8), Tensor(empty(x.shape), True)]
+        scale = Tensor(empty((5, n // 128), numpy.float32), True, gap=3)
+        operands = [Tensor(x, gap=8), Tensor(residual), Tensor(weight), *written, scale, 1e-5]
+        out, total, scales = kernels["rms_norm_fp8", row].launch(operands, blocks(5, row))
+        assert (total == bits(exact(x) + exact(residual))).all()
+        check_fp8(out, scales, normalised(exact(total), weight))
+
+
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+def test_layer_norm(kernels, random, row):
+    for n in lengths(row):
+        x, weight, bias = bits(random((5, n)) + 5), bits(random(n)), bits(random(n))
+        operands = [Tensor(x, gap=8), Tensor(weight), Tensor(bias), Tensor(empty(x.shape), True), 1e-5]
+        (out,) = kernels["layer_norm", row].launch(operands, blocks(5, row))
+        centred = exact(x) - exact(x).mean(axis=1, keepdims=True)
+        expected = normalised(centred, exact(weight)) + exact(bias)
+        assert relative_error(exact(out), expected) < ROUNDING["bf16"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+def test_softmax(kernels, random, row, dtype):
+    for n in lengths(row):
+        x = random((6, n)) * 4
+        x[0, : n // 2] = -numpy.inf
+        x[1, :-1] = -numpy.inf
+        x = bits(x, dtype)
+        operands = [Tensor(x, gap=8), Tensor(empty(x.shape, x.dtype), True, gap=16)]
+        (out,) = kernels["softmax", dtype, row].launch(operands, blocks(6, row))
+        powers = numpy.exp(exact(x, dtype) - exact(x, dtype).max(axis=1, keepdims=True))
+        expected = powers / powers.sum(axis=1, keepdims=True)
+        assert relative_error(exact(out, dtype), expected) < ROUNDING[dtype]
+
+
+def test_softmax_of_no_numbers_is_none(kernels, random):
+    x = random((3, 1496))
+    x[0], x[1, 1490], x[2, 3] = -numpy.inf, numpy.nan, numpy.inf
+    operands = [Tensor(bits(x)), Tensor(empty(x.shape), True)]
+    (out,) = kernels["softmax", "bf16", SMALL].launch(operands, blocks(3, SMALL))
+    assert numpy.isnan(exact(out)).all()
+
+
+def silu(values):
+    return values / (1 + numpy.exp(-values))
+
+
+@pytest.mark.parametrize("n", [128, 2048, 2176])
+def test_swiglu(kernels, random, n):
+    x = bits(random((3, 2 * n)) * 3)
+    scale = Tensor(empty((3, n // 128), numpy.float32), True, gap=1)
+    operands = [Tensor(x, gap=8), Tensor(empty((3, n), numpy.uint8), True, gap=8), scale]
+    out, scales = kernels["swiglu"].launch(operands, (3, -(-n // 2048)))
+    check_fp8(out, scales, silu(exact(x)[:, :n]) * exact(x)[:, n:])
+
+
+@pytest.mark.parametrize("gate", ["halves", "alternating"])
+@pytest.mark.parametrize(("rows", "n"), [(70, 128), (3, 2176)])
+def test_swiglu_of_groups_leaves_out_rows_that_do_not_count(kernels, random, gate, rows, n):
+    x, counts = bits(random((3, rows, 2 * n)) * 3), numpy.array([rows, 0, 2], numpy.int32)
+    scale = Tensor(empty((3, rows, n // 128), numpy.float32), True, gap=1)
+    operands = [
+        Tensor(x), Tensor(empty((3, rows, n), numpy.uint8), True, gap=8), scale, Tensor(counts)
+    ]  # fmt: skip
+    out, scales = kernels["swiglu", gate].launch(operands, (min(rows, 64), -(-n // 2048), 3))
+    values = exact(x)
+    halves = (values[..., :n], values[..., n:]) if gate == "halves" else (values[..., ::2], values[..., 1::2])
+    for group, count in enumerate(counts):
+        assert (out[group, count:] == 77).all()
+        assert (scales[group, count:] == 77).all()
+        if count:
+            own = slice(0, count)
+            check_fp8(
+                out[group, own], scales[group, own], silu(halves[0][group, own]) * halves[1][group, own]
+            )
+
+
+@pytest.mark.parametrize("n", [1152, 12800])
+def test_rows_are_gathered_with_their_scales(kernels, random, n):
+    x = (random((7, n)) * 50).astype(numpy.int64).astype(numpy.uint8)
+    scale = random((7, n // 128)).astype(numpy.float32)
+    index = numpy.array([3, -1, 6, 0, 3], numpy.int32)
+    written = Tensor(empty((5, n), numpy.uint8), True, gap=16)
+    factors = Tensor(empty((5, n // 128), numpy.float32), True, gap=3)
+    operands = [Tensor(x, gap=16), Tensor(scale, gap=1), Tensor(index), written, factors]
+    out, found = kernels["gather_rows"].launch(operands, (5,))
+    valid = (index >= 0)[:, None]
+    assert (out == numpy.where(valid, x[index], 0)).all()
+    assert (found == numpy.where(valid, scale[index], 0)).all()
+
+
+def test_experts_rows_are_summed_by_weight(kernels, random):
+    rows, weight = bits(random((11, 1032))), numpy.abs(random((3, 4))).astype(numpy.float32)
+    index = numpy.array([[1, 10, -1, 3], [-1, -1, -1, -1], [4, 4, 2, 9]], numpy.int32)
+    rows[0] = to_bf16(numpy.float32(numpy.inf))
+    operands = [Tensor(rows, gap=8), Tensor(index), Tensor(weight), Tensor(empty((3, 1032)), True)]
+    (out,) = kernels["gather_reduce"].launch(operands, (3, 2))
+    chosen = numpy.where((index >= 0)[:, :, None], exact(rows)[index], 0)
+    assert relative_error(exact(out), (chosen * weight[:, :, None]).sum(axis=1)) < ROUNDING["bf16"]
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 3), (37, 5), (2100, 4)])
+def test_tokens_are_sorted_by_expert(kernels, tokens, experts):
+    index = numpy.random.default_rng(tokens).integers(-1, experts + 1, (tokens, 4)).astype(numpy.int32)
+    pairs = (4 * tokens,)
+    operands = [
+        Tensor(index, extents=pairs), Tensor(empty(experts, numpy.int32), True),
+        Tensor(empty(index.shape, numpy.int32), True, extents=pairs), Tensor(empty(pairs, numpy.int32), True),
+    ]  # fmt: skip
+    offsets, destination, source = kernels["expert_rows"].launch(operands, (experts,))
+    flat = index.ravel()
+    order = numpy.argsort(numpy.where((flat >= 0) & (flat < experts), flat, experts), kind="stable")
+    counts = [(flat == expert).sum() for expert in range(experts)]
+    assert (offsets == numpy.cumsum(counts)).all()
+    rows = numpy.full(pairs, -1)
+    rows[order[: sum(counts)]] = numpy.arange(sum(counts))
+    assert (destination.ravel() == rows).all()
+    assert (source[: sum(counts)] == order[: sum(counts)] // 4).all()
+    assert (source[sum(counts) :] == -1).all()
+
+
+@pytest.mark.parametrize("kind", ["gate", ("gate", "groups")])
+def test_the_experts_with_the_largest_scores_are_chosen(kernels, random, kind):
+    experts, groups = (60, 1) if kind == "gate" else (256, 8)
+    logits, bias = random((9, experts)).astype(numpy.float32) * 2, random(experts).astype(numpy.float32)
+    if groups == 1:
+        bias[:] = 0
+        score = numpy.exp(logits.astype(numpy.float64))
+        score /= score.sum(axis=1, keepdims=True)
+    else:
+        score = 1 / (1 + numpy.exp(-logits.astype(numpy.float64)))
+    choice = (score + bias).reshape(9, groups, -1)
+    if groups > 1:
+        sums = numpy.sort(choice, axis=2)[:, :, -2:].sum(axis=2)
+        choice[sums < numpy.sort(sums, axis=1)[:, -4:-3]] = -numpy.inf
+    expected = numpy.argsort(-choice.reshape(9, -1), axis=1)[:, :8]
+    operands = [
+        Tensor(logits), None if groups == 1 else Tensor(bias), Tensor(empty((9, 8), numpy.float32), True),
+        Tensor(empty((9, 8), numpy.int32), True), 2.5,
+    ]  # fmt: skip
+    weight, index = kernels[kind].launch(operands, (3,))
+    assert (index == expected).all()
+    chosen = numpy.take_along_axis(score, expected, 1)
+    numpy.testing.assert_allclose(weight, 2.5 * chosen / chosen.sum(axis=1, keepdims=True), rtol=1e-5)
