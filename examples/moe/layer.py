@@ -99,7 +99,7 @@ class ExpertLayer:
         both = x.new_empty(rows, 2 * inner)
         self.grouped(sorted_rows, sorted_factors, self.gate_up, both, offsets)
         inner_rows, inner_factors = x.new_empty(rows, inner, dtype=FP8), by_columns(x, rows, inner)
-        self.swiglu(both, inner_rows, inner_factors)
+        self.swiglu(both, inner_rows, inner_factors, None)
         of_experts = x.new_empty(rows, hidden)
         self.grouped(inner_rows, inner_factors, self.down, of_experts, offsets)
 

@@ -35,6 +35,7 @@ def requests():
             values = {"dtype": dtype, "row": row}
             found["softmax", dtype, row] = "cutlass_aot.kernels.softmax", "softmax", values
     found["swiglu"] = SWIGLU, "swiglu_fp8", {"n": "any", "dtype": "u8"}
+    found["quantize"] = "cutlass_aot.kernels.quantize", "quantize_fp8", {**FP8, "scales": "columns"}
     for gate in ("halves", "alternating"):
         values = {**FP8, "gate": gate, "scales": "columns", "masked": True}
         found["swiglu", gate] = SWIGLU, "fused_swiglu_fp8", values
@@ -190,6 +191,16 @@ def test_swiglu(kernels, random, n):
     operands = [Tensor(x, gap=8), Tensor(empty((3, n), numpy.uint8), True, gap=8), scale]
     out, scales = kernels["swiglu"].launch(operands, (3, -(-n // 2048)))
     check_fp8(out, scales, silu(exact(x)[:, :n]) * exact(x)[:, n:])
+
+
+@pytest.mark.parametrize("n", [128, 4096, 4224])
+def test_quantize(kernels, random, n):
+    x = bits(random((3, n)) * 3)
+    x[1, :128] = 0
+    scale = Tensor(empty((3, n // 128), numpy.float32), True, gap=1)
+    operands = [Tensor(x, gap=8), Tensor(empty((3, n), numpy.uint8), True, gap=8), scale]
+    out, scales = kernels["quantize"].launch(operands, (3, -(-n // 4096)))
+    check_fp8(out, scales, exact(x))
 
 
 @pytest.mark.parametrize("gate", ["halves", "alternating"])
