@@ -3,7 +3,7 @@
 For the experts index[t, j] of each token, in the order of t and then of j::
 
     offsets[e]        = rows of experts 0 to e: the end of e's rows
-    destination[t, j] = the row of token t for its choice j; -1 if index[t, j] is no expert's
+    destination[t, j] = the row of token t for its choice j; -1 if there is no such expert
     source[r]         = the token of row r; -1 behind the last row
 
 Rows of an expert are in the order of their tokens: the result does not depend on timing. A block computes

@@ -19,7 +19,7 @@ from cutlass_aot.kernels.vectors import in_vectors, largest_of, load, store, sum
 
 LOWEST = -(2.0 - 2.0**-23) * 2.0**127
 """The lowest finite number of f32. A largest element starts from it and not from minus infinity, whose
-difference from itself is no number."""
+difference from itself is NaN."""
 
 
 def _exponentials(values: Any, largest: Any) -> Any:

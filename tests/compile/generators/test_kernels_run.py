@@ -53,8 +53,8 @@ def requests():
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    asked = requests()
-    return dict(zip(asked, compile_kernels(tmp_path_factory.mktemp("ptx"), [*asked.values()]), strict=True))
+    named = requests()
+    return dict(zip(named, compile_kernels(tmp_path_factory.mktemp("ptx"), [*named.values()]), strict=True))
 
 
 @pytest.fixture
@@ -92,8 +92,8 @@ def check_fp8(out, scale, expected):
     """That FP8 with scales is what was expected: three bits of mantissa."""
     rows, n = expected.shape
     parts = expected.reshape(rows, n // 128, 128)
-    wanted = numpy.maximum(numpy.abs(parts).max(axis=2), 2.0**-100) / 448
-    numpy.testing.assert_allclose(scale, wanted, rtol=1e-5)
+    expected_scale = numpy.maximum(numpy.abs(parts).max(axis=2), 2.0**-100) / 448
+    numpy.testing.assert_allclose(scale, expected_scale, rtol=1e-5)
     found = e4m3_values()[out].reshape(parts.shape) * scale[:, :, None].astype(numpy.float64)
     assert relative_error(found, parts) < 0.04
 
