@@ -90,6 +90,20 @@ def _listed(problem: Problem) -> Problem | None:
     return replace(problem, dtypes=("f8e4m3", b, out) if six[1] else (a, "f8e4m3", out))
 
 
+def problem_shape(a: cute.Tensor, b: cute.Tensor) -> tuple[Any, ...]:
+    """M, N, K and the batch of operands (L, M, K) and (L, K, N), for a kernel that takes addresses and extents.
+
+    M and N have 64 bits: a batch's stride is the product of one of them and another extent, and can exceed
+    32. K has 32, as in code that the package compiles just in time: with 64, the loop over K takes more
+    instructions, and Rubin's kernel, which prefetches at coordinates of its type, does not compile. Nothing
+    wraps around: the launcher refuses 2^31 scale factors or more, and there are 128 or more for each block
+    along K, so that K is below 2^29.
+    """
+    batches, rows, depth = a.shape
+    _, _, columns = b.shape
+    return cutlass.Int64(rows), cutlass.Int64(columns), depth, batches
+
+
 @cute.jit  # type: ignore[untyped-decorator]
 def block_scaled_gemm(
     a: cute.Tensor,
@@ -111,10 +125,7 @@ def block_scaled_gemm(
     stream.
     """
     *numbers, stream = others
-    batches, rows, depth = a.shape
-    _, _, columns = b.shape
-    # 64-bit: the batch's stride is a product of these, which can exceed 32 bits.
-    shape = (cutlass.Int64(rows), cutlass.Int64(columns), cutlass.Int64(depth), batches)
+    shape = problem_shape(a, b)
     arguments = (
         a.iterator,
         b.iterator,
