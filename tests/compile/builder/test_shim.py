@@ -29,8 +29,6 @@ KERNEL = "spread_sm_90a"
 MAPPED = "mapped_sm_90a"
 GLOBAL_CAPTURE = 0
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # of CUlaunchAttributeID
-TARGET = ["-target", "x86_64-linux-gnu.2.28"]
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 ANNOUNCED = ["-Wl,--wrap=TVMFFIEnvGetStream"]
 # As if objects asked for the stream at another time, or not at all: the shim is not told the device.
 UNANNOUNCED = ["-DUNANNOUNCED"]
@@ -78,6 +76,19 @@ class LaunchConfiguration(ctypes.Structure):
         ("stream", ctypes.c_uint64),
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint32),
+    )
+
+
+class TensorMap(ctypes.Structure):
+    """A tensor map that was made; ``numbers`` are its type, rank, interleave, swizzle, promotion and fill."""
+
+    _fields_ = (
+        ("numbers", ctypes.c_int32 * 6),
+        ("address", ctypes.c_uint64),
+        ("extents", ctypes.c_uint64 * 5),
+        ("strides", ctypes.c_uint64 * 4),
+        ("box", ctypes.c_uint32 * 5),
+        ("steps", ctypes.c_uint32 * 5),
     )
 
 
@@ -171,27 +182,6 @@ NO_CONTEXT = (0, 0)
 def code(objects: dict[str, Path]) -> bytes:
     """The GPU code of the object."""
     return KernelObject.from_bytes(objects[KERNEL].read_bytes()).gpu_code
-
-
-@pytest.fixture(scope="session")
-def compiler(toolchain: LinkToolchain, cache: Path) -> Callable[..., None]:
-    """Compile and link sources into a shared library."""
-
-    def run(sources: list[Path], output: Path, *flags: str) -> None:
-        caches = str(cache / "zig")
-        includes = [part for path in toolchain.includes for part in ("-isystem", str(path))]
-        command = [str(toolchain.zig), "cc", *TARGET, "-O2", "-fPIC", *WARNINGS, *includes]
-        command += ["-shared", "-nostdlib", "-lc", "-ldl", "-Wl,-z,defs", *flags]
-        command += [*map(str, sources), "-o", str(output)]
-        done = subprocess.run(
-            command,
-            env={"ZIG_GLOBAL_CACHE_DIR": caches, "ZIG_LOCAL_CACHE_DIR": caches},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-
-    return run
 
 
 @pytest.fixture(scope="session")
@@ -332,17 +322,16 @@ def test_the_driver_makes_the_tensor_map_that_the_object_asked_for(mapped: Kerne
     """What conftest compiled the kernel with, of a tensor of 600 rows of 64."""
     assert mapped.launch(1) == ""
 
-    def numbers(name: str, kind: type[ctypes._SimpleCData[int]], count: int) -> list[int]:
-        return list((kind * count).in_dll(mapped.library, f"fake_{name}"))
-
+    made = TensorMap.in_dll(mapped.library, "fake_map")
     float32, swizzle_128_bytes = 7, 3
-    assert numbers("map", ctypes.c_int, 6) == [float32, 2, 0, swizzle_128_bytes, 0, 0]
-    assert mapped.pointer("map_address") == 0x10000
-    assert numbers("map_extents", ctypes.c_uint64, 2) == [64, 600]
-    assert numbers("map_strides", ctypes.c_uint64, 1) == [256]
-    assert numbers("map_box", ctypes.c_uint32, 2) == [32, 8]
-    assert numbers("map_steps", ctypes.c_uint32, 2) == [1, 1]
-    assert numbers("argument", ctypes.c_uint64, 16) == list(range(100, 116)), "the launch's first parameter"
+    assert list(made.numbers) == [float32, 2, 0, swizzle_128_bytes, 0, 0]
+    assert made.address == 0x10000
+    assert made.extents[:2] == [64, 600]
+    assert made.strides[:1] == [256]
+    assert made.box[:2] == [32, 8]
+    assert made.steps[:2] == [1, 1]
+    argument = (ctypes.c_uint64 * 16).in_dll(mapped.library, "fake_argument")
+    assert list(argument) == list(range(100, 116)), "the launch's first parameter"
 
 
 def test_a_tensor_map_that_cannot_be_made_is_the_launchs_error(mapped: Kernel) -> None:
