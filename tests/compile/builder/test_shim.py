@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.native import SHIM_SYMBOLS
 from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX
+from tests.support.cubins import parameter_sizes
 from tests.support.paths import C_SOURCES, REPOSITORY
 
 pytestmark = pytest.mark.compile
@@ -32,6 +34,7 @@ CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # of CUlaunchAttrib
 ANNOUNCED = ["-Wl,--wrap=TVMFFIEnvGetStream"]
 # As if objects asked for the stream at another time, or not at all: the shim is not told the device.
 UNANNOUNCED = ["-DUNANNOUNCED"]
+PARAMETERS = 32  # that the driver keeps
 
 
 class Tensor(ctypes.Structure):
@@ -79,19 +82,6 @@ class LaunchConfiguration(ctypes.Structure):
     )
 
 
-class TensorMap(ctypes.Structure):
-    """A tensor map that was made; ``numbers`` are its type, rank, interleave, swizzle, promotion and fill."""
-
-    _fields_ = (
-        ("numbers", ctypes.c_int32 * 6),
-        ("address", ctypes.c_uint64),
-        ("extents", ctypes.c_uint64 * 5),
-        ("strides", ctypes.c_uint64 * 4),
-        ("box", ctypes.c_uint32 * 5),
-        ("steps", ctypes.c_uint32 * 5),
-    )
-
-
 class LaunchAttribute(ctypes.Structure):
     """A CUlaunchAttribute, with the first numbers of its value."""
 
@@ -112,6 +102,7 @@ class Kernel:
         self._symbol = symbol
         self._function = getattr(self.library, EXPORT_PREFIX + symbol)
         self._function.restype = ctypes.c_int
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
         if code is not None:
             self.provide(code)
 
@@ -124,6 +115,17 @@ class Kernel:
         slot[1] = len(code) if size is None else size
         slot[0] = address
         return address
+
+    def keep_parameters(self) -> list[int]:
+        """Have the driver keep the parameters of launches; gives their sizes, in bytes."""
+        sizes = parameter_sizes(bytes(self._code))
+        (ctypes.c_uint32 * PARAMETERS).in_dll(self.library, "fake_sizes")[: len(sizes)] = sizes
+        return sizes
+
+    def parameter(self, position: int) -> bytes:
+        """The first 128 bytes of a parameter of the last launch, the whole of a tensor map."""
+        kept = ctypes.c_char * 128 * PARAMETERS
+        return kept.in_dll(self.library, "fake_parameters")[position].raw
 
     def launch_status(self, device: int) -> int:
         """Launch on a device; 0, or -1 with the error raised."""
@@ -320,18 +322,20 @@ def test_the_driver_gets_the_launch_as_the_object_asked_for_it(kernel: Kernel) -
 
 def test_the_driver_makes_the_tensor_map_that_the_object_asked_for(mapped: Kernel) -> None:
     """What conftest compiled the kernel with, of a tensor of 600 rows of 64."""
+    assert mapped.keep_parameters()[0] == 128
     assert mapped.launch(1) == ""
 
-    made = TensorMap.in_dll(mapped.library, "fake_map")
+    def numbers(name: str, kind: type[ctypes._SimpleCData[int]], count: int) -> list[int]:
+        return list((kind * count).in_dll(mapped.library, f"fake_{name}"))
+
     float32, swizzle_128_bytes = 7, 3
-    assert list(made.numbers) == [float32, 2, 0, swizzle_128_bytes, 0, 0]
-    assert made.address == 0x10000
-    assert made.extents[:2] == [64, 600]
-    assert made.strides[:1] == [256]
-    assert made.box[:2] == [32, 8]
-    assert made.steps[:2] == [1, 1]
-    argument = (ctypes.c_uint64 * 16).in_dll(mapped.library, "fake_argument")
-    assert list(argument) == list(range(100, 116)), "the launch's first parameter"
+    assert numbers("map", ctypes.c_int, 6) == [float32, 2, 0, swizzle_128_bytes, 0, 0]
+    assert mapped.pointer("map_address") == 0x10000
+    assert numbers("map_extents", ctypes.c_uint64, 2) == [64, 600]
+    assert numbers("map_strides", ctypes.c_uint64, 1) == [256]
+    assert numbers("map_box", ctypes.c_uint32, 2) == [32, 8]
+    assert numbers("map_steps", ctypes.c_uint32, 2) == [1, 1]
+    assert mapped.parameter(0) == b"".join(struct.pack("<Q", word) for word in range(100, 116))
 
 
 def test_a_tensor_map_that_cannot_be_made_is_the_launchs_error(mapped: Kernel) -> None:

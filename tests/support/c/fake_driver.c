@@ -50,17 +50,16 @@ EXPORT CUlaunchConfig fake_launch;
 EXPORT CUlaunchAttribute fake_attributes[8];
 EXPORT CUcontext fake_launch_context;
 EXPORT int fake_extra;
-EXPORT uint64_t fake_argument[16]; /* of the first parameter, if a tensor map was made for it */
+#define PARAMETERS 32
+EXPORT uint32_t fake_sizes[PARAMETERS]; /* of the parameters to keep, in bytes, set by the test; 0 ends them */
+EXPORT char fake_parameters[PARAMETERS][128];
 
-/* How many tensor maps were made, and the last of them: number n is at n % MAPS. */
-#define MAPS 8
+/* The tensor map that was made last. */
 EXPORT int fake_maps;
-EXPORT struct {
-  int numbers[6]; /* type, rank, interleave, swizzle, promotion, fill */
-  void *address;
-  cuuint64_t extents[5], strides[4];
-  cuuint32_t box[5], steps[5];
-} fake_map[MAPS];
+EXPORT int fake_map[6]; /* type, rank, interleave, swizzle, promotion, fill */
+EXPORT void *fake_map_address;
+EXPORT cuuint64_t fake_map_extents[5], fake_map_strides[4];
+EXPORT cuuint32_t fake_map_box[5], fake_map_steps[5];
 
 struct CUctx_st {
   int device;
@@ -235,14 +234,14 @@ static CUresult encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint3
   if (!current() || (uintptr_t)map % 64 || rank < 1 || rank > 5) return CUDA_ERROR_INVALID_VALUE;
   if (fails(&fake_fail_maps)) return CUDA_ERROR_OUT_OF_MEMORY;
   const int numbers[] = {type, rank, interleave, swizzle, promotion, fill};
-  int made = (count(&fake_maps) - 1) % MAPS;
-  memcpy(fake_map[made].numbers, numbers, sizeof numbers);
-  fake_map[made].address = address;
-  memcpy(fake_map[made].extents, extents, rank * sizeof *extents);
-  memcpy(fake_map[made].strides, strides, (rank - 1) * sizeof *strides);
-  memcpy(fake_map[made].box, box, rank * sizeof *box);
-  memcpy(fake_map[made].steps, steps, rank * sizeof *steps);
+  memcpy(fake_map, numbers, sizeof numbers);
+  fake_map_address = address;
+  memcpy(fake_map_extents, extents, rank * sizeof *extents);
+  memcpy(fake_map_strides, strides, (rank - 1) * sizeof *strides);
+  memcpy(fake_map_box, box, rank * sizeof *box);
+  memcpy(fake_map_steps, steps, rank * sizeof *steps);
   for (int i = 0; i < 16; i++) ((uint64_t *)map)[i] = 100 + i;
+  count(&fake_maps);
   return CUDA_SUCCESS;
 }
 static CUresult launch(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
@@ -256,7 +255,8 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction function, void *
   fake_launch = *config;
   fake_launch_context = current();
   fake_extra = extra != NULL;
-  if (fake_maps) memcpy(fake_argument, arguments[0], sizeof fake_argument);
+  for (int i = 0; i < PARAMETERS && fake_sizes[i]; i++)
+    memcpy(fake_parameters[i], arguments[i], fake_sizes[i] < sizeof *fake_parameters ? fake_sizes[i] : sizeof *fake_parameters);
   for (unsigned i = 0; i < config->numAttrs && i < sizeof fake_attributes / sizeof *fake_attributes; i++)
     fake_attributes[i] = config->attrs[i];
   return CUDA_SUCCESS;
