@@ -7,6 +7,7 @@ itself, and the instruction takes any two of FP8, FP6 and FP4 (PTX ISA, ``tcgen0
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -90,18 +91,31 @@ def _listed(problem: Problem) -> Problem | None:
     return replace(problem, dtypes=("f8e4m3", b, out) if six[1] else (a, "f8e4m3", out))
 
 
-def problem_shape(a: cute.Tensor, b: cute.Tensor) -> tuple[Any, ...]:
-    """M, N, K and the batch of operands (L, M, K) and (L, K, N), for a kernel that takes addresses and extents.
+def with_32_bit_extents(implementation: Any) -> Any:
+    """A copy of a kernel of the package whose GPU code has extents of 32 bits, whatever the host's are.
 
-    M and N have 64 bits: a batch's stride is the product of one of them and another extent, and can exceed
-    32. K has 32, as in code that the package compiles just in time: with 64, the loop over K takes more
-    instructions, and Rubin's kernel, which prefetches at coordinates of its type, does not compile. Nothing
-    wraps around: the launcher refuses 2^31 scale factors or more, and there are 128 or more for each block
-    along K, so that K is below 2^29.
+    So has what the package compiles just in time; with 64 bits, the code has more instructions. No extent is
+    larger, also rounded up to whole tiles: the launcher refuses 2^31 scale factors or more, and there are 128
+    or more for each block along K, and 4 or more for each row and column, so that extents are below 2^29.
     """
-    batches, rows, depth = a.shape
-    _, _, columns = b.shape
-    return cutlass.Int64(rows), cutlass.Int64(columns), depth, batches
+    narrow = copy.copy(implementation)
+    kernel = narrow.kernel
+    narrow.kernel = lambda *arguments: kernel(*map(_with_32_bit_shape, arguments))
+    return narrow
+
+
+def _with_32_bit_shape(argument: Any) -> Any:
+    """Of a tensor behind a tensor map, whose strides are the map's; anything else is passed as it is."""
+    if not isinstance(argument, cute.Tensor):
+        return argument
+    layout = cute.make_layout(_in_32_bits(argument.shape), stride=argument.stride)
+    return cute.make_tensor(argument.iterator, layout)
+
+
+def _in_32_bits(extent: Any) -> Any:
+    if isinstance(extent, tuple):
+        return tuple(map(_in_32_bits, extent))
+    return cutlass.Int32(extent) if isinstance(extent, cutlass.Int64) else extent
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -125,7 +139,10 @@ def block_scaled_gemm(
     stream.
     """
     *numbers, stream = others
-    shape = problem_shape(a, b)
+    batches, rows, depth = a.shape
+    _, _, columns = b.shape
+    # 64-bit on the host: the batch's stride is a product of these, which can exceed 32 bits.
+    shape = (cutlass.Int64(rows), cutlass.Int64(columns), cutlass.Int64(depth), batches)
     arguments = (
         a.iterator,
         b.iterator,
@@ -139,6 +156,6 @@ def block_scaled_gemm(
     )
     if cutlass.const_expr(epilogue is not None):
         epilogue.take(numbers)
-        epilogue.implementation(*arguments, epilogue)
+        with_32_bit_extents(epilogue.implementation)(*arguments, epilogue)
     else:
-        implementation(*arguments)
+        with_32_bit_extents(implementation)(*arguments)

@@ -20,7 +20,6 @@ from cutlass.operators.providers.cutedsl.integration_utils.builders import gemm_
 
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.cutlass_operators import catalogue, operands, records
-from cutlass_aot.generators.cutlass_operators.block_scaled import problem_shape
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
@@ -94,6 +93,11 @@ def block_scaled_gemm(
 
     All are as for :func:`cutlass_aot.generators.cutlass_operators.block_scaled.block_scaled_gemm`.
     """
+    batches, rows, depth = a.shape
+    _, _, columns = b.shape
+    # 64-bit: the batch's stride is a product of rows or columns, which can exceed 32 bits. K has 32: the
+    # kernel prefetches at coordinates of its type, and with 64 the compiler refuses them.
+    shape = (cutlass.Int64(rows), cutlass.Int64(columns), depth, batches)
     implementation(
         a.iterator,
         b.iterator,
@@ -101,7 +105,7 @@ def block_scaled_gemm(
         b_scale.iterator,
         out.iterator,
         layouts,
-        problem_shape(a, b),
+        shape,
         preferred_clusters,
         fallback_clusters,
         stream,

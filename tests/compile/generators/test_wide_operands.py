@@ -166,8 +166,9 @@ def test_strides_of_more_than_32_bits_reach_the_gpu_as_they_are(launchables, nam
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_scale_factors_bound_k_and_the_launcher_counts_them(launchables, name):
-    """Compiled code takes K by 32 bits, and rounds it up: it is far below 2^31 in whatever is launched."""
+    """GPU code has K in 32 bits, and rounds it up: it is far below 2^31 in whatever is launched."""
     subject = launchables[name]
+    assert {operand.extent_bits for operand in subject.kernel.operands} == {32}
     block = subject.kernel.operands[3].scale.block
     most = 2**24 * block
     fits = operands_of(subject.kernel, {"M": 128, "N": 128, "K": most - 4 * block})
