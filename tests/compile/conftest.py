@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,38 @@ def toolchain() -> LinkToolchain:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiler's cache; filling it takes seconds."""
     return made_once(tmp_path_factory, "cache", lambda folder: None)
+
+
+@pytest.fixture(scope="session")
+def compiler(toolchain: LinkToolchain, cache: Path) -> Callable[..., None]:
+    """Compile and link sources into a shared library."""
+
+    def run(sources: list[Path], output: Path, *flags: str) -> None:
+        caches = str(cache / "zig")
+        includes = [part for path in toolchain.includes for part in ("-isystem", str(path))]
+        command = [
+            str(toolchain.zig),
+            "cc",
+            "-target",
+            "x86_64-linux-gnu.2.28",
+            "-O2",
+            "-fPIC",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            *includes,
+        ]
+        command += ["-shared", "-nostdlib", "-lc", "-ldl", "-Wl,-z,defs", *flags]
+        command += [*map(str, sources), "-o", str(output)]
+        done = subprocess.run(
+            command,
+            env={"ZIG_GLOBAL_CACHE_DIR": caches, "ZIG_LOCAL_CACHE_DIR": caches},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+
+    return run
 
 
 @pytest.fixture(scope="session")

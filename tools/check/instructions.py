@@ -43,6 +43,8 @@ _SUMS = {"f16": 0, "f32": 1, "i32": 2}
 _MULTIPLICATION = re.compile(r"\b((?:UTC)?[A-Z]G?MMA)\b[.\w]*([^;]*);")
 _SCALES = re.compile(r"idesc\[\w+\], tmem\[")
 _NUMBER = re.compile(r"\b0x[0-9a-f]{7,8}\b")
+_LINE = re.compile(r"^(?:(\.L_\w+):| *[/][*][0-9a-f]+[*][/] +([^;]*);)", re.MULTILINE)
+_BRANCH = re.compile(r"`\((\.L_\w+)\)")
 
 
 def disassemble(data: bytes) -> str:
@@ -125,6 +127,40 @@ def found(assembly: str) -> dict[Instruction, int]:
         instruction = Instruction(match.group(1), _SCALES.search(match.group(2)) is not None)
         counts[instruction] = counts.get(instruction, 0) + 1
     return counts
+
+
+class Code(NamedTuple):
+    """The instructions of GPU assembly, without the NOPs that fill it up to whole cache lines.
+
+    Attributes:
+        instructions: in their order; of a branch, how far it goes in place of a label.
+        loop: how many there are in the shortest loop that multiplies on tensor cores; 0 if none does. A loop
+            is what stands between a label and a branch back to it.
+    """
+
+    instructions: tuple[str, ...]
+    loop: int
+
+
+def code_of(assembly: str) -> Code:
+    """The instructions of GPU assembly, see :func:`disassemble`."""
+    places: dict[str, int] = {}
+    lines: list[str] = []
+    for label, instruction in _LINE.findall(assembly):
+        if label:
+            places[label] = len(lines)
+        else:
+            lines.append(instruction.strip())
+    loops = []
+    for position, line in enumerate(lines):
+        branch = _BRANCH.search(line)
+        if branch is None:
+            continue
+        place = places[branch[1]]
+        lines[position] = line.replace(branch[0], f"{place - position:+}")
+        if place <= position and any(_MULTIPLICATION.search(f"{one};") for one in lines[place:position]):
+            loops.append(position + 1 - place)
+    return Code(tuple(line for line in lines if line != "NOP"), min(loops, default=0))
 
 
 class Formats(NamedTuple):

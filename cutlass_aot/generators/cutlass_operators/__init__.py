@@ -36,6 +36,7 @@ class CutlassOperators:
         "cutlass_aot.generators.cutlass_operators.operands",
         "cutlass_aot.generators.cutlass_operators.records",
         "cutlass_aot.generators.cutlass_operators.rubin",
+        "cutlass_aot.generators.cutlass_operators.sm80",
         "cutlass_aot.generators.cutlass_operators.worker",
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.epilogue_functions",

@@ -7,6 +7,7 @@ itself, and the instruction takes any two of FP8, FP6 and FP4 (PTX ISA, ``tcgen0
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -100,9 +101,36 @@ def addresses_and_shape(
     """
     batches, rows, _ = a.shape
     _, _, columns = b.shape
-    # 64-bit: the batch's stride is a product of these, which can exceed 32 bits.
+    # 64-bit on the host: the batch's stride is a product of these, which can exceed 32 bits.
     shape = (cutlass.Int64(rows), cutlass.Int64(columns), depth, batches)
     return a.iterator, b.iterator, a_scale.iterator, b_scale.iterator, out.iterator, layouts, shape
+
+
+def with_32_bit_extents(implementation: Any) -> Any:
+    """A copy of a kernel of the package whose GPU code has extents of 32 bits, whatever the host's are.
+
+    So has what the package compiles just in time; with 64 bits, the code has more instructions. No extent is
+    larger, also rounded up to whole tiles: the launcher refuses 2^31 scale factors or more, and there are 128
+    or more for each block along K, and 4 or more for each row and column, so that extents are below 2^29.
+    """
+    narrow = copy.copy(implementation)
+    kernel = narrow.kernel
+    narrow.kernel = lambda *arguments: kernel(*map(_with_32_bit_shape, arguments))
+    return narrow
+
+
+def _with_32_bit_shape(argument: Any) -> Any:
+    """Of a tensor behind a tensor map, whose strides are the map's; anything else is passed as it is."""
+    if not isinstance(argument, cute.Tensor):
+        return argument
+    layout = cute.make_layout(_in_32_bits(argument.shape), stride=argument.stride)
+    return cute.make_tensor(argument.iterator, layout)
+
+
+def _in_32_bits(extent: Any) -> Any:
+    if isinstance(extent, tuple):
+        return tuple(map(_in_32_bits, extent))
+    return cutlass.Int32(extent) if isinstance(extent, cutlass.Int64) else extent
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -128,6 +156,6 @@ def block_scaled_gemm(
     arguments = (*given, max_active_clusters, stream)
     if cutlass.const_expr(epilogue is not None):
         epilogue.take(numbers)
-        epilogue.implementation(*arguments, epilogue)
+        with_32_bit_extents(epilogue.implementation)(*arguments, epilogue)
     else:
-        implementation(*arguments)
+        with_32_bit_extents(implementation)(*arguments)

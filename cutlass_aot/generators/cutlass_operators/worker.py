@@ -26,6 +26,7 @@ from cutlass_aot.generators.cutlass_operators import (
     operands,
     records,
     rubin,
+    sm80,
 )
 from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
 from cutlass_aot.generators.device_profiles import DeviceProfile
@@ -79,6 +80,8 @@ def compile_kernel(kernel: Kernel) -> CompiledFunction:
         return epilogues.compile_kernel(kernel)
     problem = problem_of_kernel(kernel)
     operator = catalogue.chosen(operators_of(problem, kernel.target), kernel)
+    if records.family(operator) == sm80.FAMILY:
+        return sm80.compile_kernel(kernel, operator)
     arguments = gemm_arguments(problem)
     wrappers = (arguments.A.tensor, arguments.B.tensor, arguments.out.tensor)
     for wrapper, fake in zip(wrappers, dsl.fake_operands(kernel), strict=True):

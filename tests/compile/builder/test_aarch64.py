@@ -5,7 +5,6 @@ What runs them is fetched by ``make emulator``; without it these tests are skipp
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
@@ -31,6 +30,7 @@ from cutlass_aot.schema.compression import decompressed
 from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX, LAUNCHER_SYMBOLS
 from tests.compile.builder.test_build import command
 from tests.support.calls import commands, good_commands, operands
+from tests.support.cubins import parameter_sizes
 from tests.support.paths import C_SOURCES, REPOSITORY, SUPPORT
 from tools.check.emulator import DIRECTORY, emulated, emulator, present
 
@@ -344,22 +344,6 @@ def test_without_a_driver_both_say_so(
         assert mine == other
         assert len(other) == len(lines)
         assert all("there is no NVIDIA driver: libcuda.so.1 cannot be loaded" in answer for answer in other)
-
-
-def parameter_sizes(code: bytes) -> list[int]:
-    """Bytes of a GPU function's parameters: attribute 0x17 of ``.nv.info``, see builder/compile/audit.py."""
-    sizes = {}
-    elf = ELFFile(io.BytesIO(code[code.index(b"\x7fELF") :]))
-    (section,) = (section for section in elf.iter_sections() if section.name.startswith(".nv.info."))
-    data, position = section.data(), 0
-    while position < len(data):
-        form, attribute, value = struct.unpack_from("<BBH", data, position)
-        position += 4
-        if attribute == 0x17:
-            _, ordinal, _, flags = struct.unpack_from("<IHHI", data, position)
-            sizes[ordinal] = flags >> 18
-        position += value if form == 4 else 0
-    return [sizes[ordinal] for ordinal in range(len(sizes))]
 
 
 def split_at(end: str, lines: Sequence[str]) -> list[list[str]]:

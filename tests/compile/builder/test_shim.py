@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.link.linker import LinkToolchain
 from cutlass_aot.builder.native import SHIM_SYMBOLS
 from cutlass_aot.schema.kernels.artifact import CODE_PREFIX, EXPORT_PREFIX
+from tests.support.cubins import parameter_sizes
 from tests.support.paths import C_SOURCES, REPOSITORY
 
 pytestmark = pytest.mark.compile
@@ -29,11 +31,10 @@ KERNEL = "spread_sm_90a"
 MAPPED = "mapped_sm_90a"
 GLOBAL_CAPTURE = 0
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # of CUlaunchAttributeID
-TARGET = ["-target", "x86_64-linux-gnu.2.28"]
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 ANNOUNCED = ["-Wl,--wrap=TVMFFIEnvGetStream"]
 # As if objects asked for the stream at another time, or not at all: the shim is not told the device.
 UNANNOUNCED = ["-DUNANNOUNCED"]
+PARAMETERS = 32  # that the driver keeps
 
 
 class Tensor(ctypes.Structure):
@@ -101,6 +102,7 @@ class Kernel:
         self._symbol = symbol
         self._function = getattr(self.library, EXPORT_PREFIX + symbol)
         self._function.restype = ctypes.c_int
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
         if code is not None:
             self.provide(code)
 
@@ -113,6 +115,17 @@ class Kernel:
         slot[1] = len(code) if size is None else size
         slot[0] = address
         return address
+
+    def keep_parameters(self) -> list[int]:
+        """Have the driver keep the parameters of launches; gives their sizes, in bytes."""
+        sizes = parameter_sizes(bytes(self._code))
+        (ctypes.c_uint32 * PARAMETERS).in_dll(self.library, "fake_sizes")[: len(sizes)] = sizes
+        return sizes
+
+    def parameter(self, position: int) -> bytes:
+        """The first 128 bytes of a parameter of the last launch, the whole of a tensor map."""
+        kept = ctypes.c_char * 128 * PARAMETERS
+        return kept.in_dll(self.library, "fake_parameters")[position].raw
 
     def launch_status(self, device: int) -> int:
         """Launch on a device; 0, or -1 with the error raised."""
@@ -171,27 +184,6 @@ NO_CONTEXT = (0, 0)
 def code(objects: dict[str, Path]) -> bytes:
     """The GPU code of the object."""
     return KernelObject.from_bytes(objects[KERNEL].read_bytes()).gpu_code
-
-
-@pytest.fixture(scope="session")
-def compiler(toolchain: LinkToolchain, cache: Path) -> Callable[..., None]:
-    """Compile and link sources into a shared library."""
-
-    def run(sources: list[Path], output: Path, *flags: str) -> None:
-        caches = str(cache / "zig")
-        includes = [part for path in toolchain.includes for part in ("-isystem", str(path))]
-        command = [str(toolchain.zig), "cc", *TARGET, "-O2", "-fPIC", *WARNINGS, *includes]
-        command += ["-shared", "-nostdlib", "-lc", "-ldl", "-Wl,-z,defs", *flags]
-        command += [*map(str, sources), "-o", str(output)]
-        done = subprocess.run(
-            command,
-            env={"ZIG_GLOBAL_CACHE_DIR": caches, "ZIG_LOCAL_CACHE_DIR": caches},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-
-    return run
 
 
 @pytest.fixture(scope="session")
@@ -330,6 +322,7 @@ def test_the_driver_gets_the_launch_as_the_object_asked_for_it(kernel: Kernel) -
 
 def test_the_driver_makes_the_tensor_map_that_the_object_asked_for(mapped: Kernel) -> None:
     """What conftest compiled the kernel with, of a tensor of 600 rows of 64."""
+    assert mapped.keep_parameters()[0] == 128
     assert mapped.launch(1) == ""
 
     def numbers(name: str, kind: type[ctypes._SimpleCData[int]], count: int) -> list[int]:
@@ -342,7 +335,7 @@ def test_the_driver_makes_the_tensor_map_that_the_object_asked_for(mapped: Kerne
     assert numbers("map_strides", ctypes.c_uint64, 1) == [256]
     assert numbers("map_box", ctypes.c_uint32, 2) == [32, 8]
     assert numbers("map_steps", ctypes.c_uint32, 2) == [1, 1]
-    assert numbers("argument", ctypes.c_uint64, 16) == list(range(100, 116)), "the launch's first parameter"
+    assert mapped.parameter(0) == b"".join(struct.pack("<Q", word) for word in range(100, 116))
 
 
 def test_a_tensor_map_that_cannot_be_made_is_the_launchs_error(mapped: Kernel) -> None:

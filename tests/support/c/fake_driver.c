@@ -50,7 +50,9 @@ EXPORT CUlaunchConfig fake_launch;
 EXPORT CUlaunchAttribute fake_attributes[8];
 EXPORT CUcontext fake_launch_context;
 EXPORT int fake_extra;
-EXPORT uint64_t fake_argument[16]; /* of the first parameter, if a tensor map was made for it */
+#define PARAMETERS 32
+EXPORT uint32_t fake_sizes[PARAMETERS]; /* of the parameters to keep, in bytes, set by the test; 0 ends them */
+EXPORT char fake_parameters[PARAMETERS][128];
 
 /* The tensor map that was made last. */
 EXPORT int fake_maps;
@@ -253,7 +255,8 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction function, void *
   fake_launch = *config;
   fake_launch_context = current();
   fake_extra = extra != NULL;
-  if (fake_maps) memcpy(fake_argument, arguments[0], sizeof fake_argument);
+  for (int i = 0; i < PARAMETERS && fake_sizes[i]; i++)
+    memcpy(fake_parameters[i], arguments[i], fake_sizes[i] < sizeof *fake_parameters ? fake_sizes[i] : sizeof *fake_parameters);
   for (unsigned i = 0; i < config->numAttrs && i < sizeof fake_attributes / sizeof *fake_attributes; i++)
     fake_attributes[i] = config->attrs[i];
   return CUDA_SUCCESS;

@@ -11,6 +11,7 @@ from tools.check.instructions import (
     Formats,
     Instruction,
     audit_instructions,
+    code_of,
     found,
     found_formats,
     required,
@@ -142,3 +143,37 @@ def test_code_for_other_element_types_is_refused():
         audit_instructions(kernel("f8e5m2"), PLAIN + descriptor(0, 0, 1))
     with pytest.raises(ArtifactError, match="no descriptor of a UTCQMMA on f8e4m3"):
         audit_instructions(kernel("f8e4m3"), PLAIN + descriptor(0, 0, 0))  # sums of f16
+
+
+LOOPS = """
+.text.kernel:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   IADD3 R0, R0, 0x1, RZ ;
+.L_x_2:
+        /*0020*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*0030*/              @!P0 BRA `(.L_x_2) ;
+        /*0040*/              @!P1 BRA `(.L_x_1) ;
+        /*0050*/               @P2 BRA `(.L_x_4) ;
+.L_x_3:
+        /*0060*/                   BRA `(.L_x_3);
+.L_x_4:
+        /*0070*/                   NOP;
+        /*0080*/                   NOP;
+"""
+
+
+def test_the_loop_is_the_shortest_that_multiplies():
+    code = code_of(LOOPS)
+    assert (len(code.instructions), code.loop) == (7, 2)
+    assert code_of(LOOPS.replace("HMMA", "IMMA_NOT")).loop == 0
+    assert code_of(LOOPS.replace(".L_x_2", ".L_x_9")).loop == 2
+
+
+def test_code_is_the_same_whatever_its_labels_are_and_other_where_it_goes_elsewhere():
+    code = code_of(LOOPS)
+    assert code == code_of(LOOPS.replace(".L_x_", ".L_other_"))
+    assert code == code_of(LOOPS.replace("        /*0080*/                   NOP;\n", ""))
+    assert code != code_of(LOOPS.replace("@!P1 BRA `(.L_x_1)", "@!P1 BRA `(.L_x_2)"))
+    assert code != code_of(LOOPS.replace("R8", "R9"))
+    assert code.instructions[-1] == "BRA +0"
