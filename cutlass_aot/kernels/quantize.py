@@ -32,7 +32,9 @@ def quantize_fp8(dtype: str, out_dtype: str, scales: str) -> Any:
         quantize,
         [
             Operand("x", dtype, ("T", columns), alignment=2 * ELEMENTS, divisibility=ELEMENTS),
-            Operand("out", out_dtype, ("T", columns), written=True, alignment=ELEMENTS, divisibility=ELEMENTS),
+            Operand(
+                "out", out_dtype, ("T", columns), written=True, alignment=ELEMENTS, divisibility=ELEMENTS
+            ),
             Operand("scale", "f32", ("T", "B"), written=True, contiguous=-1 if scales == "rows" else -2),
         ],
     )
