@@ -59,7 +59,7 @@ def factors_of(
 
 
 def row_of_factor(first: Any, place: Any, rows: Any) -> Any:
-    """The row of A whose factor has a place in a tile that begins at row ``first``: else, the last row.
+    """The row of A at a place of a tile that begins at row ``first``; the last row behind the end of A.
 
     ``first`` is 64-bit: of a block whose tile is behind the end of its group, it can exceed 2^31 - 1.
     """

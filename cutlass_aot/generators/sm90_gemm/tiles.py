@@ -99,7 +99,8 @@ def block_of(plan: cutlass.Constexpr) -> Block:
 def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constexpr) -> Any:
     """Row and column of a cluster, among clusters: down a group of rows, then on to the next column.
 
-    Clusters that run at the same time so share both operands in the L2 cache.
+    Clusters that run at the same time so share both operands in the L2 cache. Known to be wrong: with tiles
+    of 8 rows of ``a``, from 2^31 - 7 rows on, the clusters of a group are 2^31, which wraps around.
     """
     in_group = clusters_n * group
     first = cluster // in_group * group
