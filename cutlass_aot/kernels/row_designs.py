@@ -14,8 +14,9 @@ ELEMENTS = 8
 BLOCK_THREADS = 128
 """Least threads of a block: those of several rows where a row has few."""
 
-DESIGNS = ((16, 1), (32, 4), (128, 4), (256, 4), (512, 2), (512, 4), (1024, 4))
-"""Threads of a row, and vectors that a thread keeps: up to 32,768 elements."""
+DESIGNS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
+"""Threads of a row, and vectors that a thread keeps: up to 32,768 elements. The first is what a program under
+policy ``jit`` compiles."""
 
 SMALLER_DESIGNS = DESIGNS[:-1]
 """Those for kernels that read a residual too, for which 1024 threads have too few registers."""
@@ -40,6 +41,6 @@ def cost(n: str) -> str:
 
 
 def design_for(n: int) -> tuple[int, int]:
-    """The design for rows of a length that is compiled in: the first that keeps them, or the largest."""
-    fits = [design for design in DESIGNS if design[0] * design[1] * ELEMENTS >= n]
-    return fits[0] if fits else DESIGNS[-1]
+    """The design for rows of a length that is compiled in: the least that keeps them, or the largest."""
+    fits = [(threads * held, threads, held) for threads, held in DESIGNS if threads * held * ELEMENTS >= n]
+    return min(fits)[1:] if fits else DESIGNS[-1]

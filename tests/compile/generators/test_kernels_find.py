@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 import cutlass_aot
@@ -150,6 +150,9 @@ def test_a_bundle_finds_what_the_pages_say_and_nothing_else(bundle, data):
         description, fits = data.draw(described(*item))
         given_operands.append(description)
         good &= fits
+    if operation == "gather_reduce":
+        # Rows of the same other length in both are as good.
+        assume(given_operands[0].shape[-1] == 512 or given_operands[3].shape[-1] == 512)
     if operation == "rms_norm":
         number = data.draw(st.sampled_from((1e-5, 0, 1)))
         given_operands.append(number)
