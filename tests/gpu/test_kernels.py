@@ -15,6 +15,7 @@ from cutlass_aot.kernels.expert_rows import expert_rows
 from cutlass_aot.kernels.gather_reduce import gather_reduce
 from cutlass_aot.kernels.gather_rows import gather_rows
 from cutlass_aot.kernels.layer_norm import layer_norm
+from cutlass_aot.kernels.quantize import quantize_fp8
 from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
 from cutlass_aot.kernels.softmax import softmax
 from cutlass_aot.kernels.swiglu import fused_swiglu_fp8, swiglu_fp8
@@ -176,6 +177,21 @@ def check_fp8(out, scale, exact):
     torch.testing.assert_close(scale.double(), largest.clamp(min=2.0**-100) / 448, rtol=1e-5, atol=0)
     found = out.float().unflatten(-1, (-1, 128)) * scale[..., None]
     assert relative_error(found.flatten(-2), exact) < 0.04
+
+
+@pytest.mark.parametrize("n", [128, 1536, 7168, 18432])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("make", [random, padded])
+def test_rounding_to_fp8(kernels, n, rows, make):
+    torch.manual_seed(0)
+    x = make(rows, n)
+    out = torch.empty(rows, n, device="cuda", dtype=torch.float8_e4m3fn)
+    for scales, scale in (
+        ("rows", torch.full((rows, n // 128), torch.nan, device="cuda")),
+        ("columns", torch.full((n // 128, rows), torch.nan, device="cuda").mT),
+    ):
+        quantize_fp8(dtype="bf16", out_dtype="f8e4m3", scales=scales)(x, out, scale)
+        check_fp8(out, scale, x.double())
 
 
 @pytest.mark.parametrize("n", LENGTHS)

@@ -31,6 +31,7 @@ from cutlass_aot.kernels.expert_rows import expert_rows
 from cutlass_aot.kernels.gather_reduce import gather_reduce
 from cutlass_aot.kernels.gather_rows import gather_rows
 from cutlass_aot.kernels.layer_norm import layer_norm
+from cutlass_aot.kernels.quantize import quantize_fp8
 from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
 from cutlass_aot.kernels.softmax import softmax
 from cutlass_aot.kernels.swiglu import fused_swiglu_fp8, swiglu_fp8
@@ -210,6 +211,13 @@ def _expert_problems(rows: int) -> Iterator[Problem]:
                 partial(_torch_swiglu, x),
                 moved,
             )
+    x, out, scale = _random(rows, 7168), _empty(rows, 7168, dtype=torch.float8_e4m3fn), _empty(rows, 56)
+    yield Problem(
+        f"quantize_fp8 n=7168 T={rows}",
+        partial(quantize_fp8(dtype="bf16", out_dtype="f8e4m3", scales="rows"), x, out, scale),
+        partial(_quantised, lambda: x),
+        _moved(x, out, scale),
+    )
     for k in (2, 8):
         expert_out, out = _random(rows * k, 7168), _empty(rows, 7168, dtype=torch.bfloat16)
         index = torch.randperm(rows * k, device="cuda").reshape(rows, k).int()

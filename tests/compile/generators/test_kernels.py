@@ -16,6 +16,7 @@ from cutlass_aot.kernels.expert_rows import expert_rows
 from cutlass_aot.kernels.gather_reduce import gather_reduce
 from cutlass_aot.kernels.gather_rows import gather_rows
 from cutlass_aot.kernels.layer_norm import layer_norm
+from cutlass_aot.kernels.quantize import quantize_fp8
 from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
 from cutlass_aot.kernels.row_designs import DESIGNS
 from cutlass_aot.kernels.softmax import softmax
@@ -117,6 +118,10 @@ def fp8_norm_operands(rows=3, n=640):
     return x, None, weight, tensor("f8e4m3", rows, n), None, columns("f32", rows, n // 128), eps
 
 
+def quantize_operands(rows=3, n=640):
+    return tensor("bf16", rows, n), tensor("f8e4m3", rows, n), columns("f32", rows, n // 128)
+
+
 def layer_norm_operands(rows=3, n=5128):
     x, weight, out, eps = norm_operands(rows, n)
     return x, weight, tensor("bf16", n), out, eps
@@ -156,6 +161,7 @@ FUNCTIONS = {
     "rms_norm_fp8": (
         lambda: rms_norm_fp8(**FP8, weight="bf16", residual=False), fp8_norm_operands,
     ),
+    "quantize_fp8": (lambda: quantize_fp8(**FP8), quantize_operands),
     "layer_norm": (lambda: layer_norm(dtype="bf16", weight="bf16", bias=True), layer_norm_operands),
     "softmax": (lambda: softmax(dtype="f32"), softmax_operands),
     "top_k_gate": (
@@ -174,8 +180,8 @@ def test_each_was_built_for_each_target(bundle):
     # Of rms_norm: a kernel of two lengths each, and the designs for any length.
     counts = {
         "swiglu_fp8": 4, "fused_swiglu_fp8": 2, "gather_reduce": 1, "rms_norm": 2 + len(DESIGNS),
-        "fused_rms_norm": 1, "rms_norm_fp8": 2, "layer_norm": 1, "softmax": 2, "top_k_gate": 2,
-        "expert_rows": 1, "gather_rows": 1,
+        "fused_rms_norm": 1, "rms_norm_fp8": 2, "quantize_fp8": 2, "layer_norm": 1, "softmax": 2,
+        "top_k_gate": 2, "expert_rows": 1, "gather_rows": 1,
     }  # fmt: skip
     for operation, count in counts.items():
         for target in TARGETS:
