@@ -234,7 +234,7 @@ class _Block:
         return self._all(int(text.rstrip("U"), 0) & ((1 << bits) - 1), dtype)
 
     def _signed(self, text: str, bits: int) -> Any:
-        return self._value(text, bits).view(numpy.int32 if bits == 32 else numpy.int64)
+        return self._value(text, bits).view({16: numpy.int16, 32: numpy.int32, 64: numpy.int64}[bits])
 
     def _float(self, text: str) -> Any:
         return self._value(text).view(numpy.float32)
@@ -309,7 +309,12 @@ class _Block:
         self._whole_warps(taken)
         lane = numpy.arange(self.count) % WARP
         other = self._value(operands[2]).astype(numpy.int64)
-        source = lane ^ other if kinds[1] == "bfly" else other % WARP
+        if kinds[1] == "up" and operands[3] == "0":
+            source = numpy.where(lane >= other, lane - other, lane)
+        elif kinds[1] in ("bfly", "idx"):
+            source = lane ^ other if kinds[1] == "bfly" else other % WARP
+        else:
+            raise PtxError("unknown shuffle")
         value = self._value(operands[1])
         self._set(operands[0].split("|")[0], value[numpy.arange(self.count) // WARP * WARP + source], taken)
 
