@@ -66,7 +66,8 @@ def expert_rows_kernel(
 
     # A part of the choices for each warp, in whole steps.
     part = cute.ceil_div(pairs, WARPS * WARP * LOADS) * (WARP * LOADS)
-    first, end = warp * part, cutlass.min((warp + 1) * part, pairs)
+    first = cutlass.min(warp * part, pairs)
+    end = first + cutlass.min(part, pairs - first)
     lower, equal = cutlass.Int32(0), cutlass.Int32(0)
     for base in cutlass.range(first, end, WARP * LOADS, unroll=1):
         _load(choices, base, lane, end, held)

@@ -3,7 +3,7 @@
     out[t] = sum over j of weight[t, j] * expert_out[index[t, j]]
 
 in f32, rounded once to the output's element type. An index below zero stands for no expert and adds nothing,
-whatever the weight; one beyond the last row is not looked for.
+whatever the weight. One of R or more is not checked, and reads outside ``expert_out``.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def sum_of_row(value: Any, row_threads: int, shared: Any) -> Any:
 
 
 def largest_of_row(value: Any, row_threads: int, shared: Any) -> Any:
-    """The largest of a number over the threads of a row, for each of them; NaN is not regarded."""
+    """The largest of a number over the threads of a row, for each of them; NaN is ignored."""
     return _over_row(value, row_threads, shared, True)
 
 

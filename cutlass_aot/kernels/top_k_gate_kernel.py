@@ -28,6 +28,9 @@ TOKENS = THREADS // WARP
 NO_EXPERT = 1 << 30
 """More than the number of any expert."""
 
+SMALLEST_TOTAL = 2.0**-100
+"""What the sum of a token's scores is divided by at least."""
+
 
 @cute.jit  # type: ignore[untyped-decorator]
 def _best(values: Any, lane: Any, first: cutlass.Constexpr, end: cutlass.Constexpr) -> Any:
@@ -153,7 +156,8 @@ def top_k_gate_kernel(
         chosen = expert if lane == j else chosen
     factor = scaling
     if cutlass.const_expr(normalised):
-        factor = scaling / total
+        # Sigmoids of very negative logits are all 0: so are the weights then.
+        factor = scaling / cute.arch.fmax(total, cutlass.Float32(SMALLEST_TOTAL))
     if lane < k and given < tokens:
         weight[token, lane] = kept * factor
         index[token, lane] = chosen

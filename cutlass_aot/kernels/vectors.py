@@ -54,7 +54,7 @@ def sum_of(values: Any) -> Any:
 
 
 def largest_of(values: Any) -> Any:
-    """The largest of the elements of a vector in registers; NaN is not regarded."""
+    """The largest of the elements of a vector in registers; NaN is ignored."""
     largest = values[0]
     for i in range(1, cute.size(values.shape)):
         largest = cute.arch.fmax(largest, values[i])

@@ -123,5 +123,11 @@ def _devices(bundle: dict[str, Any], targets: tuple[str, ...]) -> dict[str, str]
     if not isinstance(bundle.get("device"), dict):
         return dict.fromkeys(targets, text(bundle, "device", "bundle"))
     table = bundle["device"]
+    for target in table:
+        if target in KNOWN_TARGETS and target not in targets:
+            raise ManifestError(
+                f"bundle.device names {target}, which is not among bundle.targets ({', '.join(targets)}): "
+                "remove it here, or add it there"
+            )
     known(table, targets, "bundle.device")
     return {target: text(table, target, "bundle.device") for target in targets}

@@ -13,16 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from cutlass_aot.kernels.expert_rows import expert_rows
-from cutlass_aot.kernels.gather_rows import gather_rows
-from cutlass_aot.kernels.quantize import quantize_fp8
-from cutlass_aot.kernels.top_k_gate import top_k_gate
 from torch import Tensor
 
 import cutlass_aot
 from cutlass_aot.deep_gemm.utils import per_block_cast_to_fp8
+from cutlass_aot.kernels.expert_rows import expert_rows
 from cutlass_aot.kernels.gather_reduce import gather_reduce
+from cutlass_aot.kernels.gather_rows import gather_rows
+from cutlass_aot.kernels.quantize import quantize_fp8
 from cutlass_aot.kernels.swiglu import fused_swiglu_fp8
+from cutlass_aot.kernels.top_k_gate import top_k_gate
 
 FP8 = torch.float8_e4m3fn
 BLOCK = 128

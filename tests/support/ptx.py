@@ -369,9 +369,9 @@ class _Block:
             value = f32_bits(self._signed(sources[0], 32).astype(numpy.float32))
         elif to[0] in "us" and of[0] in "us":
             width, wide = int(of[1:]), int(to[1:])
-            raw = self._value(sources[0], width)
-            signed = {16: numpy.int16, 32: numpy.int32, 64: numpy.int64}[width]
-            raw = (raw.view(signed) if of[0] == "s" else raw).astype(numpy.int64)
+            # A byte lies in a register of 16 bits.
+            raw = self._value(sources[0], width).astype(f"u{width // 8}")
+            raw = (raw.view(f"i{width // 8}") if of[0] == "s" else raw).astype(numpy.int64)
             value = raw.view(numpy.uint64).astype(
                 {16: numpy.uint16, 32: numpy.uint32, 64: numpy.uint64}[wide]
             )
@@ -416,6 +416,11 @@ class _Block:
         elif name in ("shl", "shr"):
             value = self._typed(sources[0], kind)
             found = function(value, self._value(sources[1]).astype(value.dtype))
+        elif kinds[0] == "hi" and kind[1:] in ("16", "32"):
+            whole = function(*(self._typed(source, kind).astype(numpy.int64) for source in sources))
+            found = (whole >> int(kind[1:])).astype(f"i{int(kind[1:]) // 8}")
+        elif kinds[0] == "hi":
+            raise PtxError("the high half of a product of this type is not known")
         elif kinds[0] == "wide":
             found = function(*(self._typed(source, kind).astype(numpy.int64) for source in sources))
         else:

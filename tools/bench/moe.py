@@ -180,7 +180,9 @@ def main() -> int:
     )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 64, 512, 4096])
-    parser.add_argument("--experts", type=int, default=256)
+    parser.add_argument(
+        "--experts", type=int, choices=(256, 512), default=256, help="as many as the bundle's top_k_gate has"
+    )
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--inner", type=int, default=2048)
     parser.add_argument("--without-others", action="store_true", help="time the bundle alone")
@@ -188,6 +190,9 @@ def main() -> int:
     arguments = parser.parse_args()
     import torch
 
+    if not torch.cuda.is_available():
+        print("no GPU: torch has none, or is a build without CUDA", file=sys.stderr)
+        return 1
     sys.path.insert(0, str(ROOT / "examples" / "moe"))
     from layer import ExpertLayer, Weights  # type: ignore[import-not-found]
 
@@ -239,7 +244,7 @@ def main() -> int:
         ]
         for item in record
     ]
-    print(markdown(("tokens", *names, *(f"of {name}" for name in names[1:])), rows))
+    print(markdown(("tokens", *names, *(f"{name} / bundle" for name in names[1:])), rows))
     if arguments.output:
         arguments.output.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if wrong else 0

@@ -48,12 +48,12 @@ def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple
     """
     if not names and len(known) == count:
         return tuple(range(count))
-    strange = [name for name in names if name not in known]
-    if len(known) != count or strange:
+    unknown = [name for name in names if name not in known]
+    if len(known) != count or unknown:
         expected = ", ".join(known)
-        found = f"`{strange[0]}`" if strange else str(count)
-        # Those that are missing, too many or strange.
-        failing = max(abs(len(known) - count), len(strange))
+        found = f"`{unknown[0]}`" if unknown else str(count)
+        # Those that are missing, too many or unknown.
+        failing = max(abs(len(known) - count), len(unknown))
         return Rejected(f"expected {len(known)} operands ({expected}), got {found}", failing=failing)
     unnamed = iter(range(count - len(names)))
     named = {name: count - len(names) + index for index, name in enumerate(names)}
@@ -267,13 +267,20 @@ def miss(bundle: str, groups: Sequence[GroupEntry], query: Query) -> KernelNotFo
 
 
 def call_names(groups: Iterable[GroupEntry], query: Query) -> list[str]:
-    """Names of the operands of a call, by the first group that takes so many and these; else their places."""
+    """Names of the operands of a call, by the first group that takes so many and these.
+
+    If there is none, those that are not named have the names of the last group's first operands, or their
+    places.
+    """
+    first: Sequence[str] = ()
     for group in groups:
+        first = operand_names(group)
         order = arrangement(operand_names(group), len(query.operands), query.names)
         if not isinstance(order, Rejected):
             names = dict(zip(order, operand_names(group), strict=True))
             return [names[place] for place in range(len(query.operands))]
-    return [*map(str, range(len(query.operands) - len(query.names))), *query.names]
+    count = len(query.operands) - len(query.names)
+    return [*(first[:count] if len(first) >= count else map(str, range(count))), *query.names]
 
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:
@@ -316,6 +323,6 @@ def _other_parameters(groups: Sequence[GroupEntry], query: Query) -> str:
         return f"its kernels of {query.operation} take no parameters"
     shown = few((f"parameters={dict(each)}" for each in found), 6)
     known = {*dict.fromkeys(name for parameters in found for name, _ in parameters)}
-    strange = [name for name, _ in query.parameters if name not in known]
-    hints = "".join(f"; there is no parameter `{name}`{did_you_mean(name, known)}" for name in strange)
+    unknown = [name for name, _ in query.parameters if name not in known]
+    hints = "".join(f"; there is no parameter `{name}`{did_you_mean(name, known)}" for name in unknown)
     return f"it has kernels of {query.operation} with {shown}{hints}: name one of them"

@@ -153,7 +153,7 @@ MISTAKES = {
     "both ways": (GOOD + 'dtypes = [["f16", "f16", "f16"]]', "give either `dtypes` or `ab`, not both"),
     "device of another target": (
         GOOD.replace('device = "b200"', 'device = { sm_90a = "h200" }'),
-        "unknown key 'sm_90a' in bundle.device",
+        "bundle.device names sm_90a, which is not among bundle.targets",
     ),
     "device of one target alone": (
         GOOD.replace('device = "b200"', 'device = { sm_100a = "b200" }'),

@@ -106,6 +106,11 @@ def test_a_gemm_says_which_of_its_operands_is_elsewhere(bundle: Bundle) -> None:
         bundle.gemm(*matrices(0, 1, 0))
 
 
+def test_an_operand_is_named_also_where_others_are_missing(bundle: Bundle) -> None:
+    with pytest.raises(MisplacedOperand, match=ON_CPU.format("b")):
+        bundle.find(*matrices(0, -1, 0)[:2])
+
+
 def test_an_operand_by_name_is_named(bundle: Bundle) -> None:
     x, out, factor = rows(0, -1)
     with pytest.raises(MisplacedOperand, match=ON_CPU.format("out")):
