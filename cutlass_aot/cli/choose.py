@@ -87,6 +87,8 @@ def command(
       cutlass-aot choose build/bundles/axpy --extent N=1000000
     """
     from cutlass_aot.runtime.bundle import open_bundle
+    from cutlass_aot.runtime.opened.filters import group_matches, parameters_match
+    from cutlass_aot.schema.kernels.operands import extent_names
 
     opened = open_bundle(bundle, check=False)
     problem: Mapping[Any, int]
@@ -106,10 +108,23 @@ def command(
     given = filters_given(filters)
     parameters = _parameters(opened, pairs_given(where, "--where"))
     found, refused = _choices(opened, problem, gpu, given, parameters, own=bool(extents))
+    # Kernels that are no GEMMs, which bundles with GEMMs may have too.
+    others = {
+        group.operation: extent_names(group.operands)
+        for group in opened.groups
+        if not (extents or group.operation == "gemm" or group.requests)
+        and group_matches(group, given) and parameters_match(group, parameters)
+    }  # fmt: skip
+    ways = [
+        f"{operation} is chosen by {' '.join(f'--extent {name}=...' for name in names)}"
+        for operation, names in others.items()
+    ]
     if not found:
         kind = "kernel" if extents else "GEMM"
-        reasons = few([f"{reason} ({few(names, 2)})" for reason, names in refused.items()], 4, separator="; ")
-        if not refused:
+        reasons = few(
+            [*(f"{reason} ({few(names, 2)})" for reason, names in refused.items()), *ways], 4, separator="; "
+        )
+        if not (refused or ways):
             reasons = f"no {kind} matches the filters{_present(opened, given, parameters)}"
         raise KernelNotFound(f"{opened.name} has no {kind} for {named}: {reasons}")
     if as_json:
@@ -123,6 +138,8 @@ def command(
             say(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
     if differences := _differences([group for group, _ in found]):
         say("", *prose(f"{len(found)} choices; name one by {differences}"))
+    for way in ways:
+        say("", *prose(way))
     return 0
 
 
@@ -183,12 +200,9 @@ def _choices(
     for group in bundle.groups:
         if group.requests or not (group_matches(group, filters) and parameters_match(group, parameters)):
             continue
-        names = extent_names(group.operands)
         if own is (group.operation == "gemm"):
-            if not own:
-                given = " ".join(f"--extent {name}=..." for name in names)
-                refused.setdefault(f"{group.operation} is chosen by {given}", []).append(group.name)
             continue
+        names = extent_names(group.operands)
         if own and set(names) != extents.keys():
             refused.setdefault(_other_extents(names, extents), []).append(group.name)
             continue

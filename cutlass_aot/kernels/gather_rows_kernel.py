@@ -3,7 +3,8 @@
     out[i]       = x[index[i]]
     out_scale[i] = scale[index[i]]
 
-An index below zero stands for no row, and gives zeros. One of S or more is not checked, and reads outside ``x``.
+An index below zero stands for no row, and gives zeros. One of S or more is not checked, and reads outside
+``x``.
 """
 
 from __future__ import annotations
