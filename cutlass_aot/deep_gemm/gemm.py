@@ -60,11 +60,15 @@ Scaled = tuple[Tensor, Tensor]
 
 Recipe = Sequence[int] | None
 
-_RANKS = {"gemm": (2, 2, 2), "grouped_gemm": (2, 3, 2), "masked_grouped_gemm": (3, 3, 3)}
-"""Ranks of a, b and d, by operation."""
+_SHAPES = {
+    "gemm": (("m", "k"), ("n", "k"), ("m", "n")),
+    "grouped_gemm": (("m", "k"), ("groups", "n", "k"), ("m", "n")),
+    "masked_grouped_gemm": (("groups", "m", "k"), ("groups", "n", "k"), ("groups", "m", "n")),
+}
+"""Extents of a, b and d, by operation."""
 
 _serving: dict[tuple[Any, ...], Bundle] = {}
-"""The bundle in use, by what decides which one it is."""
+"""The bundle that serves operands of one operation, element types, layouts and device."""
 
 # -- dense --------------------------------------------------------------------------------------------------
 
@@ -230,7 +234,7 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
         masked_m: (groups,) i32, read on the GPU.
     """
     x, w, factors = _scaled(a, b, recipe, recipe_a, recipe_b)
-    _run("masked_grouped_gemm", x, w, d, **factors, rows=masked_m)
+    _masked(x, w, d, masked_m, **factors)
 
 
 def m_grouped_bf16_gemm_nt_contiguous(
@@ -264,7 +268,7 @@ def m_grouped_bf16_gemm_nt_masked(
     a: Tensor, b: Tensor, d: Tensor, masked_m: Tensor, expected_m: int, compiled_dims: str = "nk"
 ) -> None:
     """:func:`m_grouped_fp8_fp4_gemm_nt_masked` for bf16, without factors."""
-    _run("masked_grouped_gemm", a, b, d, rows=masked_m)
+    _masked(a, b, d, masked_m)
 
 
 # DeepGEMM has each of these under a second name, and earlier releases had others, which callers look for.
@@ -329,7 +333,12 @@ def _scaled(
 
 
 def _pair(name: str, given: Scaled) -> Scaled:
-    if isinstance(given, Tensor) or len(given) != 2 or given[1].dim() not in (2, 3):
+    if (
+        not isinstance(given, (tuple, list))
+        or len(given) != 2
+        or not all(isinstance(part, Tensor) for part in given)
+        or given[1].dim() not in (2, 3)
+    ):
         raise OperandError(
             f"`{name}`: expected a pair of values and scale factors, such as per_token_cast_to_fp8 gives"
         )
@@ -348,16 +357,39 @@ def _transposed(name: str, given: Scaled) -> Scaled:
 
 
 def _matrix_transposed(given: Tensor) -> Tensor:
-    # Any other rank is refused where those of all operands are checked.
-    return given.mT if given.dim() > 1 else given
+    # Anything else is refused where the shapes of all operands are checked.
+    return given.mT if isinstance(given, Tensor) and given.dim() > 1 else given
+
+
+def _check_shapes(operation: str, a: Tensor, b: Tensor, d: Tensor) -> None:
+    """Refuse operands that do not go together; ``b`` is (n, k), or (groups, n, k)."""
+    operands, shapes = (a, b, d), _SHAPES[operation]
+    extents: dict[str, int] = {}
+    for operand, names in zip(operands, shapes, strict=True):
+        if (
+            not isinstance(operand, Tensor)
+            or operand.dim() != len(names)
+            or any(extents.setdefault(*pair) != pair[1] for pair in zip(names, operand.shape, strict=True))
+        ):
+            expected = ", ".join(f"({', '.join(names)})" for names in shapes)
+            got = ", ".join(
+                str(tuple(item.shape)) if isinstance(item, Tensor) else type(item).__name__
+                for item in operands
+            )
+            raise OperandError(f"expected a, b and d, once transposed, of shapes {expected}, got {got}")
+
+
+def _check_tensor(expected: str, given: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if not isinstance(given, Tensor) or tuple(given.shape) != shape or given.dtype != dtype:
+        got = f"{tuple(given.shape)} of {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
+        raise OperandError(f"{expected}, {shape} of {dtype}, got {got}")
 
 
 def _dense(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, **factors: Tensor) -> None:
     """``d = a @ b.T``, plus ``c``."""
-    if c is not None and (c.shape != d.shape or c.dtype != d.dtype):
-        raise OperandError(
-            f"expected c as d, {tuple(d.shape)} of {d.dtype}, got {tuple(c.shape)} of {c.dtype}"
-        )
+    _check_shapes("gemm", a, b, d)
+    if c is not None:
+        _check_tensor("c: expected shape and element type of d", c, tuple(d.shape), d.dtype)
     if not d.numel():
         return
     if not a.shape[-1]:
@@ -377,24 +409,23 @@ def _dense(a: Tensor, b: Tensor, d: Tensor, c: Tensor | None, **factors: Tensor)
 def _contiguous(
     a: Tensor, b: Tensor, d: Tensor, grouped_layout: Tensor, use_psum_layout: bool, **factors: Tensor
 ) -> None:
+    _check_shapes("grouped_gemm", a, b, d)
     groups, rows = b.shape[0], a.shape[0]
-    expected = groups if use_psum_layout else rows
-    if grouped_layout.dtype != torch.int32 or tuple(grouped_layout.shape) != (expected,):
-        what = "the end of each group" if use_psum_layout else "the group of each row"
-        raise OperandError(
-            f"grouped_layout: expected {what}, ({expected},) of torch.int32, got "
-            f"{tuple(grouped_layout.shape)} of {grouped_layout.dtype}"
-        )
+    what = "the end of each group" if use_psum_layout else "the group of each row"
+    expected = (groups if use_psum_layout else rows,)
+    _check_tensor(f"grouped_layout: expected {what}", grouped_layout, expected, torch.int32)
     if rows:
         offsets = grouped_layout if use_psum_layout else ends_of_groups(grouped_layout, groups)
         _run("grouped_gemm", a, b, d, **factors, offsets=offsets)
 
 
+def _masked(a: Tensor, b: Tensor, d: Tensor, masked_m: Tensor, **factors: Tensor) -> None:
+    _check_shapes("masked_grouped_gemm", a, b, d)
+    _run("masked_grouped_gemm", a, b, d, **factors, rows=masked_m)
+
+
 def _run(operation: str, a: Tensor, w: Tensor, d: Tensor, **named: Tensor) -> None:
     """Launch the kernel of the first bundle that has one; ``w`` is B as (n, k), or (groups, n, k)."""
-    ranks = a.dim(), w.dim(), d.dim()
-    if ranks != _RANKS[operation]:
-        raise OperandError(f"expected a, b and d of ranks {_RANKS[operation]}, got {ranks}")
     b = w.mT
     key = (operation, a.dtype, d.dtype, a.stride(-1) == 1, b.stride(-2) == 1, d.device, len(named))
     bundle = _serving.get(key)

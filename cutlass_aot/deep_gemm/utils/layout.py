@@ -139,16 +139,17 @@ def ends_of_groups(grouped_layout: Tensor, groups: int) -> Tensor:
     Computed on the tensor's device without synchronisation, so that a CUDA graph computes it anew.
 
     Args:
-        grouped_layout: (m,) i32: the group of each row, -1 for none, in ascending order. Groups begin at
-            multiples of :func:`get_mk_alignment_for_contiguous_layout`, so that the first of so many rows
-            tells whose they are.
+        grouped_layout: (m,) i32: the group of each row in ascending order, -1 or any other number that no
+            group has for none. Groups begin at multiples of :func:`get_mk_alignment_for_contiguous_layout`,
+            so that the first of so many rows tells whose they are.
         groups: number of groups.
 
     Returns:
         (groups,) i32. Rows of none that follow a group up to the alignment are counted as its own.
     """
+    blocks = grouped_layout[::_alignment]
     # -1, for none, becomes a number behind those of all groups.
-    blocks = grouped_layout[::_alignment].remainder(groups + 1)
+    blocks = blocks.masked_fill(blocks < 0, groups)
     device = grouped_layout.device
     behind = (len(blocks) + 1) * _alignment
     ends = torch.arange(_alignment, behind, _alignment, dtype=torch.int32, device=device)

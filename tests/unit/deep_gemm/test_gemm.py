@@ -141,6 +141,14 @@ def test_fp8_of_transposed_operands(launched: list[Any], name: str) -> None:
     getattr(deep_gemm, name)(*given, d)
     close(d, wide(a) @ wide(b, 128).T)
     assert launched[0][2].data_ptr() == b[0].data_ptr()
+    assert launched[0][-1]["b_scale"].data_ptr() == b[1].data_ptr()
+
+
+def test_factors_of_b_that_are_contiguous_along_n_are_copied(launched: list[Any]) -> None:
+    a, b, d = rows(9, K), weights(N, K), empty(9, N)
+    deep_gemm.fp8_gemm_nn(a, (b[0].T, b[1].T.contiguous()), d)
+    close(d, wide(a) @ wide(b, 128).T)
+    assert launched[0][-1]["b_scale"].stride() == b[1].stride()
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
@@ -311,18 +319,31 @@ def test_the_guide(paths: dict[str, Any]) -> None:
 # -- which bundle -------------------------------------------------------------------------------------------
 
 
-def test_each_operation_takes_the_first_bundle_that_has_it(bundles: list[Bundle]) -> None:
+def test_each_operation_takes_the_first_bundle_that_has_it(
+    bundles: list[Bundle], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launcher_library: bytes
+) -> None:
     dense, groups = bundles
+    ran: list[Bundle] = []
+    real = Bundle.run
+
+    def run(self: Bundle, *operands: Any, **named: Any) -> None:
+        ran.append(self)
+        real(self, *operands, **named)
+
+    monkeypatch.setattr(Bundle, "run", run)
     a, b, d = rows(9, K), weights(N, K), empty(9, N)
     for _ in range(2):
         deep_gemm.fp8_gemm_nt(a, b, d)
         deep_gemm.fp8_m_grouped_gemm_nt_masked(
             rows(1, 9, K), weights(1, N, K), d[None], torch.ones(1).int(), 9
         )
-    assert set(functions._serving.values()) == {dense, groups}
-    # Remembered: another bundle that is opened does not take over.
-    bundles.clear()
+    assert ran == [dense, groups] * 2
+    # Remembered: another bundle that is opened takes over nothing but what none served yet.
+    other = cutlass_aot.open(write_scaled_bundle(tmp_path / "other", DENSE, launcher_library, name="other"))
+    bundles.insert(0, other)
     deep_gemm.fp8_gemm_nt(a, b, d)
+    deep_gemm.fp8_gemm_nt(a, b, d.float())
+    assert ran[4:] == [dense, other]
 
 
 def test_a_bundle_with_operands_of_similar_names_does_not_end_the_search(
@@ -385,10 +406,8 @@ def test_wrong_operands_are_refused(bundles: list[Bundle]) -> None:
         deep_gemm.fp8_gemm_nt(a[0], b, d)
     with pytest.raises(OperandError, match=r"factors of `b`: expected .*float32, got .*int32"):
         deep_gemm.fp8_gemm_nt(a, (b[0], b[1].int()), d)
-    with pytest.raises(OperandError, match="expected c as d"):
+    with pytest.raises(OperandError, match="c: expected shape and element type of d"):
         deep_gemm.fp8_gemm_nt(a, b, d, c=d.float())
-    with pytest.raises(OperandError, match=r"of ranks \(2, 2, 2\), got \(2, 1, 2\)"):
-        deep_gemm.bf16_gemm_nn(a[0].bfloat16(), b[0][0].bfloat16(), d)
     with pytest.raises(KernelNotFound, match="`b_scale` is unsupported: expected extent N / 128 = 2"):
         deep_gemm.fp8_gemm_nt(a, (b[0], b[1][:1]), d)
     with pytest.raises(KernelNotFound, match="`b` is unsupported: expected column-major"):
@@ -401,6 +420,74 @@ def test_wrong_operands_are_refused(bundles: list[Bundle]) -> None:
     ):
         with pytest.raises(OperandError, match=expected):
             deep_gemm.m_grouped_fp8_gemm_nt_contiguous(*grouped, layout, **how)
+
+
+def test_shapes_that_do_not_go_together_are_refused(bundles: list[Bundle]) -> None:
+    def bf16(*shape: int) -> Any:
+        return torch.ones(shape).bfloat16()
+
+    dense = r"shapes \(m, k\), \(n, k\), \(m, n\), got "
+    d = bf16(4, 8)
+    for a, b, got in (
+        # Nothing is computed from these, but d may not be overwritten.
+        (bf16(3, 0), bf16(7, 9), r"\(3, 0\), \(7, 9\), \(4, 8\)"),
+        (bf16(3, 0), bf16(8, 0), r"\(3, 0\), \(8, 0\), \(4, 8\)"),
+        (bf16(4, 0), bf16(8, 16), r"\(4, 0\), \(8, 16\), \(4, 8\)"),
+        (bf16(4, 16), bf16(7, 16), r"\(4, 16\), \(7, 16\), \(4, 8\)"),
+        (bf16(4, 16), bf16(16), r"\(4, 16\), \(16,\), \(4, 8\)"),
+    ):
+        for c in (None, d):
+            with pytest.raises(OperandError, match=dense + got):
+                deep_gemm.bf16_gemm_nt(a, b, d, c)
+    assert (d == 1).all()
+    with pytest.raises(OperandError, match=dense):
+        deep_gemm.bf16_gemm_nt(bf16(3, 16), bf16(8, 16), d[:0])
+    with pytest.raises(OperandError, match=dense):
+        deep_gemm.bf16_gemm_nn(bf16(4, 16), bf16(16), d)
+    with pytest.raises(OperandError, match=dense):
+        deep_gemm.fp8_gemm_nt(rows(3, K), weights(8, K), d[:0])
+    grouped = r"shapes \(m, k\), \(groups, n, k\), \(m, n\), got \(0, 16\), \(2, 8, 16\), \(4, 8\)"
+    with pytest.raises(OperandError, match=grouped):
+        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(bf16(0, 16), bf16(2, 8, 16), d, torch.zeros(0).int())
+    masked = r"shapes \(groups, m, k\), \(groups, n, k\), \(groups, m, n\), got \(3, 4, 16\), \(2, 8, 16\)"
+    with pytest.raises(OperandError, match=masked):
+        deep_gemm.m_grouped_bf16_gemm_nt_masked(
+            bf16(3, 4, 16), bf16(2, 8, 16), bf16(3, 4, 8), torch.ones(3).int(), 4
+        )
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, torch.tensor(1.0)], ids=["none", "number", "rank 0"])
+def test_what_is_no_tensor_or_has_no_rank_is_refused(bundles: list[Bundle], wrong: Any) -> None:
+    a, b, d = rows(9, K), weights(N, K), empty(9, N)
+    x, w, layout = a[0].bfloat16(), b[0].bfloat16(), torch.zeros(9, dtype=torch.int32)
+    one_a, one_b = (tuple(part[None] for part in pair) for pair in (a, b))
+    fp8_dense = [getattr(deep_gemm, f"fp8_gemm_{layout}") for layout in ("nt", "nn", "tn", "tt")]
+    bf16_dense = [getattr(deep_gemm, f"bf16_gemm_{layout}") for layout in ("nt", "nn", "tn", "tt")]
+    for function, right, last in (
+        *((function, (a, b, d), ()) for function in fp8_dense),
+        *((function, (x, w, d), ()) for function in bf16_dense),
+        (deep_gemm.m_grouped_fp8_gemm_nt_contiguous, (a, one_b, d), (layout,)),
+        (deep_gemm.m_grouped_fp8_gemm_nn_contiguous, (a, one_b, d), (layout,)),
+        (deep_gemm.m_grouped_fp8_gemm_nt_masked, (one_a, one_b, d[None]), (layout[:1], 9)),
+        (deep_gemm.m_grouped_bf16_gemm_nt_contiguous, (x, w[None], d), (layout,)),
+        (deep_gemm.m_grouped_bf16_gemm_nn_contiguous, (x, w[None], d), (layout,)),
+        (deep_gemm.m_grouped_bf16_gemm_nt_masked, (x[None], w[None], d[None]), (layout[:1], 9)),
+    ):
+        for place in range(3):
+            given: list[Any] = list(right)
+            given[place] = wrong
+            with pytest.raises(OperandError):
+                function(*given, *last)
+    for pair in ((wrong, b[1]), (b[0], wrong), (b[0],), b[0]):
+        with pytest.raises(OperandError):
+            deep_gemm.fp8_gemm_nt(a, pair, d)
+    if wrong is not None:
+        with pytest.raises(OperandError, match="c: expected shape and element type of d"):
+            deep_gemm.fp8_gemm_nt(a, b, d, wrong)
+    with pytest.raises(OperandError, match="the group of each row"):
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, one_b, d, wrong)
+    with pytest.raises((OperandError, KernelNotFound)):
+        deep_gemm.m_grouped_bf16_gemm_nt_masked(x[None], w[None], d[None], wrong, 9)
 
 
 def test_operands_that_are_on_no_gpu_are_refused(bundles: list[Bundle], monkeypatch: Any) -> None:

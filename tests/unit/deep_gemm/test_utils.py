@@ -166,6 +166,10 @@ def test_blocks_of_no_group_between_groups() -> None:
     layout = torch.tensor([-1] * 128 + [0] * 128 + [-1] * 256 + [2] * 100, dtype=torch.int32)
     # A last block that is not full ends behind the rows, where kernels cut it off.
     assert ends_of_groups(layout, 4).tolist() == [256, 256, 640, 640]
+    # The same for other numbers that no group has.
+    for number in (4, 5, -2, -5, 2**31 - 1, -(2**31)):
+        strange = torch.where(layout < 0, number, layout)
+        assert ends_of_groups(strange, 4).tolist() == [256, 256, 640, 640]
 
 
 def test_how_far_results_are_apart() -> None:
