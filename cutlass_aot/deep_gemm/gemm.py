@@ -40,6 +40,7 @@ from cutlass_aot.runtime.bundle_search import BundleSearch
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.selection.query import Computation
+from cutlass_aot.schema.kernels.operands import misplaced
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
@@ -455,10 +456,13 @@ def _miss(
     computation = Computation.of(operation, None, None, None, named)
     given = (*operands, *(named[name] for name in computation.names))
     descriptions = tuple(map(describe_operand, given))
+    if problem := misplaced(("a", "b", "d", *computation.names), descriptions):
+        raise MisplacedOperand(problem)
     query = computation.query((), f"GPU {descriptions[0].device}", descriptions)
     manifest = "sm90" if operation == "gemm" and not named else "sm90_scaled"
+    wheel = f"cutlass-aot-bundle-{manifest.replace('_', '-')}"
     error = KernelNotFound(
-        f"{'; '.join(reasons) or f'no bundle is open or installed, which {query} needs'}. Build "
-        f"manifests/{manifest}.toml, and open the bundle with cutlass_aot.open or install its wheel"
+        f"{'; '.join(reasons) or 'no bundle is open or installed'}. Build manifests/{manifest}.toml, and open "
+        f"the bundle with cutlass_aot.open or install its wheel, {wheel}; it is for {query}"
     )
     policy.on_miss(error, query, given, None, None)

@@ -291,3 +291,15 @@ def test_the_experts_with_the_largest_scores_are_chosen(kernels, random, kind):
     assert (index == expected).all()
     chosen = numpy.take_along_axis(score, expected, 1)
     numpy.testing.assert_allclose(weight, 2.5 * chosen / chosen.sum(axis=1, keepdims=True), rtol=1e-5)
+
+
+def test_weights_of_experts_without_a_score_are_zero(kernels, random):
+    """Sigmoids of very negative logits are 0, which does not make numbers of the weights."""
+    logits, bias = numpy.full((3, 256), -200, numpy.float32), random(256).astype(numpy.float32)
+    operands = [
+        Tensor(logits), Tensor(bias), Tensor(empty((3, 8), numpy.float32), True),
+        Tensor(empty((3, 8), numpy.int32), True), 2.5,
+    ]  # fmt: skip
+    weight, index = kernels["gate", "groups"].launch(operands, (1,))
+    assert (weight == 0).all()
+    assert (numpy.diff(-bias[index], axis=1) >= 0).all()
