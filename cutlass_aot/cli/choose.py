@@ -108,7 +108,7 @@ def command(
     given = filters_given(filters)
     parameters = _parameters(opened, pairs_given(where, "--where"))
     found, refused = _choices(opened, problem, gpu, given, parameters, own=bool(extents))
-    # Kernels that are no GEMMs, which bundles with GEMMs may have too.
+    # Kernels of other operations, which a bundle may have beside GEMMs.
     others = {
         group.operation: extent_names(group.operands)
         for group in opened.groups

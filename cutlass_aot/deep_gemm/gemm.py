@@ -462,7 +462,7 @@ def _miss(
     manifest = "sm90" if operation == "gemm" and not named else "sm90_scaled"
     wheel = f"cutlass-aot-bundle-{manifest.replace('_', '-')}"
     error = KernelNotFound(
-        f"{'; '.join(reasons) or 'no bundle is open or installed'}. Build manifests/{manifest}.toml, and open "
-        f"the bundle with cutlass_aot.open or install its wheel, {wheel}; it is for {query}"
+        f"{'; '.join(reasons) or 'no bundle is open or installed'}. Build manifests/{manifest}.toml, and "
+        f"open the bundle with cutlass_aot.open or install its wheel, {wheel}; it is for {query}"
     )
     policy.on_miss(error, query, given, None, None)
