@@ -6,6 +6,7 @@ There is no GPU: a call that passes the compiled checks ends where the driver is
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import numpy
 import pytest
@@ -71,8 +72,9 @@ def tensor(dtype, *shape):
     return ClaimsCuda(aligned(shape, numpy.dtype(f"u{WIDTHS[dtype]}")), dtype)
 
 
+@cache
 def listings(root, name):
-    """Each kernel of a bundle, with its assembly."""
+    """Each kernel of a bundle, with its assembly, which takes half a second each to write."""
     store = Store(root / "store", create=False)
     kernels = cutlass_aot.open(root / name).kernels()
     assert len(kernels) >= 12
