@@ -198,9 +198,9 @@ def _choices(
     found: dict[object, tuple[GroupEntry, Choice]] = {}
     refused: dict[str, list[str]] = {}
     for group in bundle.groups:
-        if group.requests or not (group_matches(group, filters) and parameters_match(group, parameters)):
+        if own is (group.operation == "gemm") or group.requests:
             continue
-        if own is (group.operation == "gemm"):
+        if not (group_matches(group, filters) and parameters_match(group, parameters)):
             continue
         names = extent_names(group.operands)
         if own and set(names) != extents.keys():

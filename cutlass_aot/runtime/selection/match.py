@@ -272,15 +272,15 @@ def call_names(groups: Iterable[GroupEntry], query: Query) -> list[str]:
     If there is none, those that are not named have the names of the last group's first operands, or their
     places.
     """
-    first: Sequence[str] = ()
+    known: Sequence[str] = ()
     for group in groups:
-        first = operand_names(group)
-        order = arrangement(operand_names(group), len(query.operands), query.names)
+        known = operand_names(group)
+        order = arrangement(known, len(query.operands), query.names)
         if not isinstance(order, Rejected):
-            names = dict(zip(order, operand_names(group), strict=True))
+            names = dict(zip(order, known, strict=True))
             return [names[place] for place in range(len(query.operands))]
     count = len(query.operands) - len(query.names)
-    return [*(first[:count] if len(first) >= count else map(str, range(count))), *query.names]
+    return [*(known[:count] if len(known) >= count else map(str, range(count))), *query.names]
 
 
 def not_found(bundle: str, groups: Sequence[GroupEntry], query: Query) -> str:

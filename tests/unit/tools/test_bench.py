@@ -70,8 +70,6 @@ def test_a_catalog_is_measured_and_reported(synthetic, tmp_path):
     assert result.returncode == 0, result.stderr
     numbers = json.loads(output.read_text())["parts"]["catalog"]["numbers"]
     assert (numbers["kernels"], numbers["groups"]) == (KERNELS, 704)
-    assert numbers["warm"] > 0
-    assert numbers["first"] > 0
     assert f"open a catalog of {KERNELS:,} kernels in 704 groups" in result.stdout
     report = script("gpu", "--report", output)
     assert report.returncode == 0, report.stderr
