@@ -20,6 +20,7 @@ from cutlass_aot.generators.sm90_gemm.scaled_mainloop import sum_scaled
 from cutlass_aot.generators.sm90_gemm.schedule import Schedule, place_after, tile_of
 from cutlass_aot.generators.sm90_gemm.staged_store import finish, lay_down, meet
 from cutlass_aot.generators.sm90_gemm.tiles import Block, corner_of
+from cutlass_aot.generators.sm90_gemm.tma_store import store_by_tma
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -31,6 +32,7 @@ def compute_tiles(
     schedule: Schedule,
     block: Block,
     output: Output,
+    store: Any,
     dtype: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
@@ -44,6 +46,7 @@ def compute_tiles(
         schedule: the tiles.
         block: this one.
         output: where to store, and what is done before.
+        store: TMA atom that stores results, and the coordinates of the output; None without.
         dtype: element type of A and B.
         plan: everything else that is compiled in.
     """
@@ -70,6 +73,7 @@ def compute_tiles(
     for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
         total.fill(0.0)
         tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
+        corner = corner_of(tile, block, schedule.extents, plan)
         if cutlass.const_expr(plan.scaled):
             stage, phase = sum_scaled(
                 total, operands, ring, (stage, phase), schedule.count_k, block, sharer, dtype, plan
@@ -78,8 +82,16 @@ def compute_tiles(
             stage, phase = sum_products(
                 total, operands, ring, (stage, phase), schedule.count_k, block, sharer, plan
             )
-        corner = corner_of(tile, block, schedule.extents, plan)
-        if cutlass.const_expr(plan.direct):
+        if cutlass.const_expr(plan.by_tma):
+            if cutlass.const_expr(plan.groups):
+                # TMA knows no end of a group.
+                if corner.row + tile_m <= tile.end:
+                    store_by_tma(total, staged, store, block, tile, corner, output, plan)
+                else:
+                    store_sums(total, block.thread, tile, corner, output, plan)
+            else:
+                store_by_tma(total, staged, store, block, tile, corner, output, plan)
+        elif cutlass.const_expr(plan.direct):
             store_sums(total, block.thread, tile, corner, output, plan)
         else:
             for piece in cutlass.range_constexpr(tile_n // width):
@@ -90,3 +102,6 @@ def compute_tiles(
                     meet(plan)
                     finish(staged, block, tile, corner, piece * width, output, plan)
         row, column = place_after(schedule, cluster, (row, column), plan)
+    if cutlass.const_expr(plan.by_tma):
+        # Shared memory stays until the last results have been read.
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -224,35 +224,34 @@ _PERSISTENT = {
 
 
 _SCALED_EXCHANGED = {
-    (8, 64, 1, 3): "1x1x1 1x1x2 1x1x4",
-    (16, 64, 1, 3): "1x1x1 1x1x2 1x1x4",
-    (32, 64, 1, 2): "1x1x1 1x1x2",
-    (48, 64, 1, 2): "1x1x1 1x1x2",
-    (64, 64, 1, 2): "1x1x1 1x1x2",
-    (64, 128, 1, 1): "1x1x1",
+    (8, 64, 1, 3): "1x1x1 1x1x4",
+    (16, 64, 1, 3): "1x1x1 1x1x4",
+    (32, 64, 1, 2): "1x1x1",
+    (48, 64, 1, 2): "1x1x1",
 }
 """The same with scale factors and an exchange."""
 
 _SCALED = {
-    (64, 64, 1, 2): "1x1x1 1x1x2",
+    (64, 32, 1, 1): "1x1x1",
+    (64, 48, 1, 1): "1x1x1",
+    (64, 64, 1, 1): "1x1x1",
+    (64, 64, 1, 2): "1x1x1",
     (64, 96, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "1x1x1",
     (64, 192, 1, 2): "1x1x1",
     (128, 96, 1, 1): "1x1x1",
-    (128, 112, 1, 1): "1x1x1 1x2x1",
-    (128, 112, 1, 2): "2x1x1",
-    (128, 128, 1, 1): "1x1x1 2x1x1 1x2x1",
-    (256, 96, 1, 1): "1x1x1 1x2x1",
-    (256, 112, 1, 1): "1x2x1",
-    (256, 128, 1, 1): "1x1x1 1x2x1",
+    (128, 128, 1, 1): "1x1x1",
+    (256, 128, 1, 1): "1x1x1",
 }
 """The same with scale factors."""
 
 _SCALED_PERSISTENT = {
-    (128, 96, 1, 1): "1x2x1",
-    (128, 128, 1, 1): "1x1x1 1x2x1",
+    (128, 96, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1",
     (128, 160, 1, 1): "1x1x1",
-    (192, 96, 1, 1): "1x2x1",
-    (256, 112, 1, 1): "1x2x1",
+    (128, 192, 1, 1): "1x1x1",
+    (192, 128, 1, 1): "1x1x1 1x2x1",
+    (256, 112, 1, 1): "1x1x1",
     (256, 128, 1, 1): "1x1x1 1x2x1",
 }
 """The same with scale factors, for many tiles."""
@@ -275,19 +274,17 @@ _GROUPED = {
 
 _SCALED_GROUPED_EXCHANGED = {
     (16, 128, 1, 1): "1x1x1",
-    (32, 128, 1, 1): "1x1x1",
-    (64, 128, 1, 1): "1x1x1",
 }
 """The same for groups of few rows with scale factors."""
 
 _SCALED_GROUPED = {
+    (64, 96, 1, 1): "1x1x1",
     (64, 128, 1, 1): "1x1x1",
     (128, 96, 1, 1): "1x1x1",
-    (128, 112, 1, 1): "1x1x1",
-    (128, 128, 1, 1): "1x1x1 1x2x1",
-    (128, 128, 1, 2): "1x1x1 1x2x1",
+    (128, 128, 1, 1): "1x1x1",
     (128, 160, 1, 1): "1x1x1",
-    (256, 128, 1, 1): "1x2x1",
+    (128, 192, 1, 1): "1x1x1",
+    (192, 128, 1, 1): "1x1x1 1x2x1",
 }
 """The same for groups with scale factors."""
 
@@ -316,32 +313,55 @@ def _cost(operation: str) -> str:
 
     Tiles take turns on the multiprocessors, and a tile along K takes what its products or its loads from the
     L2 cache take. The numbers were fitted to times of ``tools/bench/experts.py --kernels`` on an H100, of
-    FP8; those of 16-bit groups rank alike, and are about twice as long. Of
-    groups with a matrix each, a fourth of the rows is assumed to be there: their numbers are in the memory of
-    the GPU.
+    FP8, on the problems of that script and 129 others; those of 16-bit groups rank alike, and are about twice
+    as long.
     """
-    rows, groups = {GROUPED_GEMM: ("M / G", "G"), MASKED_GROUPED_GEMM: ("M / 4", "G")}.get(
-        operation, ("M", "L")
-    )
-    height, width = "tile_shape_0", "tile_shape_1"
-    blocks = (
-        f"({groups} * ceil({rows} / {height} / cluster_shape_0) * ceil(N / {width} / cluster_shape_1)"
-        " * cluster_shape_0 * cluster_shape_1 * cluster_shape_2)"
-    )
-    turns = f"{blocks} / sm_count / blocks_per_sm"
-    # Microseconds of an element of a tile, of a row or column that is loaded, and of a tile; how much of the
-    # bandwidth is reached; and how much of the shorter of two times the longer one does not hide.
-    product, load, tile, bandwidth, rest = 2.4e-5, 7.3e-4, "2.24 * (1 - 0.31 * persistent)", 0.67, 0.165
-    if groups == "G":
-        product, load, tile, bandwidth, rest = 2.55e-5, 1.5e-3, "0.3", 0.98, 0.45
-    turns = f"maximum({turns}, 1)" if groups == "G" else f"ceil({turns})"
-    products = f"{product} * {height} * {width} * (1 + 0.6 * swap_operands)"
-    loads = f"{load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
-    step = f"(maximum({products}, {loads}) + 0.05 * minimum({products}, {loads}))"
+    if operation in GROUPED_EXTENTS:
+        return _cost_of_groups(operation)
+    height, width, clusters = "tile_shape_0", "tile_shape_1", "cluster_shape_0 * cluster_shape_1"
+    down, across = f"ceil(M / {height} / cluster_shape_0)", f"ceil(N / {width} / cluster_shape_1)"
+    blocks = f"(L * {down} * {across} * {clusters} * cluster_shape_2)"
     beside = f"minimum(blocks_per_sm, ceil({blocks} / sm_count))"
-    compute = f"{turns} * (ceil(ceil(K / {SCALED_BLOCK}) / cluster_shape_2) * {beside} * {step} + {tile})"
-    memory = f"{groups} * ({rows} * K + N * K + 2 * {rows} * N) / ({bandwidth * 1000:.4g} * memory_bandwidth)"
-    return f"maximum({compute}, {memory}) + {rest} * minimum({compute}, {memory})"
+    products = f"1.55e-5 * {height} * {width}"
+    loads = f"1.1e-3 * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
+    step = f"(maximum({products}, {loads}) + 0.1 * minimum({products}, {loads}) + 0.02)"
+    # Three warp groups overlap more than two; two blocks on a multiprocessor less than one with all its memory.
+    three = f"maximum(1 - maximum({height} - 192, 192 - {height}) / 64, 0)"
+    factor = (
+        f"(1 + 0.11 * minimum(blocks_per_sm - 1, 1) + 0.07 * persistent - 0.1 * {three}"
+        f" + 0.33 * swap_operands * minimum({height} / 16, 1))"
+    )
+    steps = f"ceil(ceil(K / {SCALED_BLOCK}) / cluster_shape_2)"
+    step = f"{beside} * {step} * {factor} * (1 + 0.19 * minimum({clusters} - 1, 1))"
+    # A persistent block stores a tile of results while it computes the next.
+    tile = f"1.11e-4 * {height} * {width}"
+    end = f"{tile} * (0.016 * persistent + {beside} * (1 - persistent))"
+    compute = (
+        f"ceil({blocks} / sm_count / {beside}) * ({steps} * {step} + {end}) + {tile} * persistent"
+        " + 4.1 * minimum(cluster_shape_2 - 1, 1)"
+    )
+    memory = "(M * K + N * K + 2 * M * N) * L / (3780 * memory_bandwidth)"
+    return f"2.35 + maximum({compute}, {memory}) + 1.8 * minimum({compute}, {memory})"
+
+
+def _cost_of_groups(operation: str) -> str:
+    """The same for groups, whose rows in the mean are known; a group's last tile is rarely full.
+
+    Of groups with a matrix each, two fifths of the rows are assumed to be there: their numbers are in the
+    memory of the GPU.
+    """
+    rows = {GROUPED_GEMM: "M / G", MASKED_GROUPED_GEMM: "M * 0.4"}[operation]
+    height, width, clusters = "tile_shape_0", "tile_shape_1", "cluster_shape_0 * cluster_shape_1"
+    down = f"maximum({rows} / {height} / cluster_shape_0 + 3.4, 1)"
+    blocks = f"G * {down} * ceil(N / {width} / cluster_shape_1) * {clusters}"
+    loads = f"3.59e-4 * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
+    products = f"6.7e-6 * {height} * {width} * (1 + 2.7 * swap_operands)"
+    step = f"(0.064 + {loads} + {products}) * (1 + 0.05 * minimum({clusters} - 1, 1))"
+    tile = f"(0.51 + 8.1e-6 * {height} * {width})"
+    turns = f"maximum({blocks} / sm_count, 1)"
+    compute = f"{turns} * (ceil(K / {SCALED_BLOCK}) * {step} + 0.155 * {tile}) + {tile}"
+    memory = f"G * ({rows} * K + N * K + 2 * {rows} * N) / (3460 * memory_bandwidth)"
+    return f"0.79 + maximum({compute}, {memory}) + 0.2 * minimum({compute}, {memory})"
 
 
 def _designs(input_bits: int, scaled: bool, operation: str) -> Iterator[_Design]:
@@ -386,6 +406,7 @@ class Sm90Gemm:
         "cutlass_aot.generators.sm90_gemm.staged_store",
         "cutlass_aot.generators.sm90_gemm.tiles",
         "cutlass_aot.generators.sm90_gemm.tma",
+        "cutlass_aot.generators.sm90_gemm.tma_store",
         "cutlass_aot.schema.kernels.epilogue",
         "cutlass_aot.schema.kernels.formula",
     )

@@ -46,6 +46,7 @@ def gemm_kernel(
     layout_a: cute.ComposedLayout,
     layout_b: cute.ComposedLayout,
     scales: Any,
+    store: Any,
     groups: Any,
     operands: Any,
     dtype: cutlass.Constexpr,
@@ -66,6 +67,7 @@ def gemm_kernel(
         layout_b: (N of a tile, K of a tile, stages) in shared memory.
         scales: scale factors of the caller's a, (M, K / 128, L), and of b, (N / 128, K / 128, L), both
             quotients rounded up; empty without.
+        store: TMA atom that stores results, and the coordinates of the output; None without.
         groups: (G,), see :func:`~.groups.group_of`; None without.
         operands: tensors and numbers that the epilogue reads and writes.
         dtype: element type of A and B.
@@ -89,7 +91,8 @@ def gemm_kernel(
     memory_b = memory + stages * (tile_m * tile_k * dtype.width // 8)
     factors = None
     if cutlass.const_expr(plan.scaled):
-        factors = smem.allocate_array(cutlass.Float32, stages * plan.factor_stride)
+        bytes_ = stages * plan.factor_stride * 4
+        factors = cute.recast_ptr(smem.allocate(bytes_, 16), dtype=cutlass.Float32)
     ring = Ring(
         full=full,
         empty=full + stages,
@@ -125,7 +128,7 @@ def gemm_kernel(
     if block.warp < mma_warps:
         if cutlass.const_expr(plan.hands_over):
             cute.arch.setmaxregister_increase(plan.computing_registers)
-        compute_tiles(tiled_mma, part_mma, ring, staged, schedule, block, output, dtype, plan)
+        compute_tiles(tiled_mma, part_mma, ring, staged, schedule, block, output, store, dtype, plan)
 
     if cutlass.const_expr(plan.split > 1):
         cute.arch.cluster_arrive()

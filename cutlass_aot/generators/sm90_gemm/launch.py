@@ -18,6 +18,7 @@ from cutlass_aot.generators.sm90_gemm.kernel import gemm_kernel
 from cutlass_aot.generators.sm90_gemm.plan import MAX_GRID_YZ, ROWS
 from cutlass_aot.generators.sm90_gemm.tiles import tiles_of
 from cutlass_aot.generators.sm90_gemm.tma import shared_layout, tma_load
+from cutlass_aot.generators.sm90_gemm.tma_store import tma_store
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -70,6 +71,9 @@ def gemm(
     blocks = plan.blocks_per_cluster
     load_a, tensor_a = tma_load(left, major_a, (tile_m, tile_k), cluster_n)
     load_b, tensor_b = tma_load(right, major_b, (tile_n, tile_k), cluster_m)
+    store = None
+    if cutlass.const_expr(plan.by_tma):
+        store = tma_store(cute.make_tensor(out.iterator, cute.select(out.layout, [1, 2, 0])), plan)
     tiled_mma, part_mma = (
         hopper.make_trivial_tiled_mma(
             dtype,
@@ -90,7 +94,7 @@ def gemm(
         clusters = cutlass.min(clusters, plan.active)
     gemm_kernel(
         load_a, tensor_a, load_b, tensor_b, out, tiled_mma, part_mma, layout_a, layout_b, scales,
-        groups, tuple(operands), dtype, epilogue, plan,
+        store, groups, tuple(operands), dtype, epilogue, plan,
     ).launch(
         grid=(clusters * blocks, cutlass.min(batches, MAX_GRID_YZ), tiles_of(batches, MAX_GRID_YZ)),
         block=(plan.threads, 1, 1),

@@ -48,7 +48,8 @@ LOADING_REGISTERS = 40
 """Registers of a thread that loads, after it has handed over the others."""
 
 MOST_PAIRED = 64
-"""Sums of a thread up to which it has registers for the products of two tiles along K beside them."""
+"""Sums of a thread up to which it has registers for the products of two tiles along K beside them, where at
+most two warp groups compute."""
 
 SCALED_BLOCK = 128
 """Elements along K that share a scale factor, and rows of the weights that do."""
@@ -132,7 +133,7 @@ class Plan:
 
         It then scales those of one while the next are computed.
         """
-        alone = self.tile[0] == ROWS * self.warp_groups and self.blocks == 1
+        alone = self.tile[0] == ROWS * self.warp_groups <= 2 * ROWS and self.blocks == 1
         return self.scaled and not self.swap and alone and self.totals <= MOST_PAIRED
 
     @property
@@ -205,6 +206,20 @@ class Plan:
         return self.split == 1 and self.tile[1] % 16 == 0
 
     @property
+    def by_tma(self) -> bool:
+        """Whether TMA stores results, while the warps that computed them go on to the next tile.
+
+        Of two blocks on a multiprocessor, one computes while the other stores.
+        """
+        persistent = bool(self.active) and (self.scaled or self.groups) and self.blocks == 1
+        return persistent and self.direct and not self.swap and self.staged_bits == 16
+
+    @property
+    def box_columns(self) -> int:
+        """Columns of what one TMA instruction stores: a line of shared memory of at most 128 bytes."""
+        return math.gcd(self.tile[1], LINE_BYTES * 8 // self.staged_bits)
+
+    @property
     def vector(self) -> int:
         """Elements that a thread reads back and stores at once."""
         return 16 * 8 // self.staged_bits
@@ -232,6 +247,8 @@ class Plan:
     @property
     def staged_bytes(self) -> int:
         """Bytes of results in shared memory."""
+        if self.by_tma:
+            return self.warp_groups * ROWS * self.tile[1] * self.staged_bits // 8
         if self.direct:
             return 0
         lines = self.staged_columns if self.swap else self.tile[0]

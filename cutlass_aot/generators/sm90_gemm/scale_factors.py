@@ -21,79 +21,98 @@ from cutlass_aot.generators.sm90_gemm.tiles import Block, Corner, Tile, corner_o
 def load_all_factors(
     scales: tuple[Any, Any], ring: Ring, schedule: Schedule, block: Block, plan: cutlass.Constexpr
 ) -> None:
-    """Load the factors of all tiles of this block; ``scales`` are those of the caller's a and b."""
-    stage = cutlass.Int32(0)
-    phase = cutlass.Int32(1)
+    """Load the factors of all tiles of this block; ``scales`` are those of the caller's a and b.
+
+    One warp does so, and the others wait for it if it takes longer than they do for a tile along K.
+    """
+    of_a, of_b = scales
+    count_a, _ = plan.factors
+    place = cutlass.Int32(0), cutlass.Int32(1)
     row, column = schedule.row, schedule.column
     for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
         tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
         corner = corner_of(tile, block, schedule.extents, plan)
-        from_a, from_b = factors_of(scales, tile, corner, block.lane, plan)
-        for index_k in cutlass.range(schedule.first_k, schedule.first_k + schedule.count_k, unroll=1):
-            cute.arch.mbarrier_wait(ring.empty + stage, phase)
-            load_factors(from_a, from_b, index_k, ring.factors + stage * plan.factor_stride, block.lane, plan)
-            cute.arch.cp_async_mbarrier_arrive_noinc(ring.full + stage)
-            stage, phase = following(stage, phase, plan)
+        first_a, first_b = (corner.column, corner.row) if plan.swap else (corner.row, corner.column)
+        from_a = cute.domain_offset((first_a, schedule.first_k, tile.batch), of_a)
+        block_b = (cutlass.Int32(first_b) // plan.piece + block.lane) * plan.piece // SCALED_BLOCK
+        from_b = cute.domain_offset((block_b, schedule.first_k, tile.group), of_b)
+        left = cutlass.Int32(cutlass.min(of_a.shape[0] - first_a, count_a)), of_b.shape[0] - block_b
+        if in_fours(from_a, left[0]):
+            place = load_factors((from_a, from_b), left, ring, place, schedule.count_k, block.lane, 4, plan)
+        else:
+            place = load_factors((from_a, from_b), left, ring, place, schedule.count_k, block.lane, 1, plan)
         row, column = place_after(schedule, cluster, (row, column), plan)
 
 
-@cute.jit  # type: ignore[untyped-decorator]
-def factors_of(
-    scales: tuple[Any, Any], tile: Tile, corner: Corner, lane: Any, plan: cutlass.Constexpr
-) -> tuple[Any, Any]:
-    """Where a lane finds the factors of a tile that it loads: those of A's rows, and one of a piece of B.
-
-    A row, or a piece, that is not there has the factors of the last.
-    """
-    of_a, of_b = scales
-    first_a, first_b = (corner.column, corner.row) if plan.swap else (corner.row, corner.column)
-    count, _ = plan.factors
-    pieces = of_b.shape[0]
-    from_a = [
-        of_a[row_of_factor(first_a, turn * WARP + lane, of_a.shape[0]), None, tile.batch]
-        for turn in range((count + WARP - 1) // WARP)
-    ]
-    piece = cutlass.Int32(first_b) // plan.piece + lane
-    from_b = of_b[cutlass.min(piece * plan.piece // SCALED_BLOCK, pieces - 1), None, tile.group]
-    return from_a, from_b
-
-
-def row_of_factor(first: Any, place: Any, rows: Any) -> Any:
-    """The row of A at a place of a tile that begins at row ``first``; the last row behind the end of A.
-
-    ``first`` is 64-bit: of a block whose tile is behind the end of its group, it can exceed 2^31 - 1.
-    """
-    # It may wrap around here. The rows from it to the last fit, or are less than 0: the sum wraps back.
-    wrapped = cutlass.Int32(first)
-    return wrapped + cutlass.min(place, rows - 1 - wrapped)
+def in_fours(from_a: Any, left: Any) -> Any:
+    """Whether factors of A can be loaded 16 bytes at a time, wherever along K, and none behind the last."""
+    return ((from_a.iterator.toint() // 4 | from_a.stride[1] | left) & 3) == 0
 
 
 @cute.jit  # type: ignore[untyped-decorator]
 def load_factors(
-    from_a: cutlass.Constexpr, from_b: Any, index_k: Any, to: Any, lane: Any, plan: cutlass.Constexpr
-) -> None:
-    """Begin to load the factors of a tile along K into shared memory, a lane's part of them."""
-    copy = cute.make_copy_atom(cpasync.CopyG2SOp(), cutlass.Float32, num_bits_per_copy=32)
+    scales: tuple[Any, Any],
+    left: tuple[Any, Any],
+    ring: Ring,
+    place: tuple[Any, Any],
+    count_k: Any,
+    lane: Any,
+    vector: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> tuple[Any, Any]:
+    """Load the factors of a tile of the output, of so many tiles along K.
+
+    A lane has one address for all rows of A, which are as far apart as the lanes reach together, and one for
+    a piece of B. Of rows and pieces that are not there, shared memory keeps what it had: their sums are not
+    stored.
+
+    Args:
+        scales: factors of A from the tile's first row on, and of B from this lane's piece on.
+        left: of the tile's rows those that are there, and whole blocks of B from this lane's on.
+        ring: what they are loaded into.
+        place: stage and phase of the ring.
+        count_k: tiles along K.
+        lane: of this warp.
+        vector: factors that are loaded at once.
+        plan: everything else that is compiled in.
+
+    Returns:
+        Stage and phase of what follows.
+    """
+    stage, phase = place
+    of_a, of_b = scales
+    left_a, left_b = left
     count_a, count_b = plan.factors
-    for turn in cutlass.range_constexpr(len(from_a)):
-        place = turn * WARP + lane
-        if cutlass.const_expr((turn + 1) * WARP <= count_a):
-            cute.copy(copy, one_of(from_a[turn], index_k), one_of_shared(to, place))
-        else:
-            if place < count_a:
-                cute.copy(copy, one_of(from_a[turn], index_k), one_of_shared(to, place))
-    if lane < count_b:
-        cute.copy(copy, one_of(from_b, index_k), one_of_shared(to, count_a + lane))
+    reach = WARP * vector
+    turns = -(-count_a // reach)
+    there = cute.make_rmem_tensor(turns + 1, cutlass.Boolean)
+    for turn in cutlass.range_constexpr(turns):
+        there[turn] = turn * reach + lane * vector < left_a
+    there[turns] = (lane < count_b) & (left_b > 0)
+    from_a, from_b = of_a.iterator + lane * vector, of_b.iterator
+    for _index_k in cutlass.range(count_k, unroll=1):
+        cute.arch.mbarrier_wait(ring.empty + stage, phase)
+        to = ring.factors + stage * plan.factor_stride
+        for turn in cutlass.range_constexpr(turns):
+            if there[turn]:
+                begin_load(from_a + turn * reach, to + turn * reach + lane * vector, vector)
+        if there[turns]:
+            begin_load(from_b, to + count_a + lane, 1)
+        from_a, from_b = from_a + of_a.stride[1], from_b + of_b.stride[1]
+        cute.arch.cp_async_mbarrier_arrive_noinc(ring.full + stage)
+        stage, phase = following(stage, phase, plan)
+    return stage, phase
 
 
-def one_of(tensor: Any, index: Any) -> Any:
-    """One element of a tensor of rank 1, as a tensor."""
-    return cute.make_tensor(tensor.iterator + tensor.layout(index), cute.make_layout(1))
-
-
-def one_of_shared(memory: Any, place: Any) -> Any:
-    """One element of shared memory, as a tensor."""
-    return cute.make_tensor(memory + place, cute.make_layout(1))
+def begin_load(source: Any, to: Any, count: int) -> None:
+    """Begin to load some factors into shared memory."""
+    copy = cute.make_copy_atom(cpasync.CopyG2SOp(), cutlass.Float32, num_bits_per_copy=32 * count)
+    layout = cute.make_layout(count)
+    source, to = (
+        cute.make_ptr(cutlass.Float32, pointer.toint(), pointer.memspace, assumed_align=4 * count)
+        for pointer in (source, to)
+    )
+    cute.copy(copy, cute.make_tensor(source, layout), cute.make_tensor(to, layout))
 
 
 def room_for_factors(plan: Any) -> tuple[Any, Any]:

@@ -84,15 +84,17 @@ CASES = (
         Problem("gemm", ("f8e4m3", "f8e4m3", "f8e4m3"), "tnt", "f32", epilogue=REDUCTIONS),
         "8x64x256", "1x1x4", False,
     ),
-    # Scale factors: products of two tiles along K at once; twice 64 rows one after the other; two blocks a
-    # multiprocessor that hand over registers; few rows.
-    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "128x128x128", "2x1x1", False),
+    # Scale factors: products of two tiles along K at once; twice 64 rows one after the other, and three warp
+    # groups, of which TMA stores the results; two blocks a multiprocessor that hand over registers; few rows.
+    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "128x128x128", "1x1x1", False),
     (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "256x128x128", "1x2x1", True),
-    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "128x112x128", "2x1x1", False),
-    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "16x64x128", "1x1x2", False),
+    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "192x128x128", "1x1x1", True),
+    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "64x192x128", "1x1x1", False),
+    (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "16x64x128", "1x1x4", False),
     # Groups, one after the other and in a matrix each.
     (Problem("grouped_gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "128x256x64", "1x2x1", True),
-    (Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "32x128x128", "1x1x1", True),
+    (Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "16x128x128", "1x1x1", True),
+    (Problem("grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "128x160x128", "1x1x1", True),
 )  # fmt: skip
 
 
@@ -171,6 +173,40 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
         # instructions in flight, it writes one of each for every instruction.
         assert code["WARPGROUP.ARRIVE"] == 1, kernel.name
         assert code["WARPGROUP.DEPBAR"] == 2, kernel.name
+
+
+def test_tma_stores_what_persistent_blocks_of_scaled_and_grouped_kernels_compute(
+    objects: list[tuple[Kernel, bytes]],
+) -> None:
+    by_tma = 0
+    for kernel, data in objects:
+        plan = plan_of(kernel)
+        code = Counter(re.findall(r"\b(UTMASTG|STG|STSM)\b", disassemble(data)))
+        boxes = plan.tile[0] // (64 * plan.warp_groups) * plan.tile[1] // plan.box_columns
+        assert code["UTMASTG"] == (boxes if plan.by_tma else 0), kernel.name
+        # Rows at the end of a group are stored from registers; without groups there is nothing else.
+        assert (code["STG"] > 0) == (plan.groups or not plan.by_tma), kernel.name
+        by_tma += plan.by_tma
+    assert by_tma == 4
+
+
+def test_factors_are_loaded_in_few_instructions(objects: list[tuple[Kernel, bytes]]) -> None:
+    """The warp that loads them has some 500 cycles for a tile along K; others wait for it if it is late."""
+    for kernel, data in objects:
+        plan = plan_of(kernel)
+        if not plan.scaled:
+            continue
+        lines = re.findall(r"/\*[0-9a-f]{4,5}\*/\s+([^;]*);", disassemble(data))
+        arrivals = [index for index, line in enumerate(lines) if "ARRIVES.LDGSTSBAR" in line]
+        # One loop for 16 bytes at once and one for four, each from the wait for an empty stage to its arrival.
+        assert len(arrivals) == 2, kernel.name
+        for index, wide in zip(arrivals, (True, False), strict=True):
+            begin = max(at for at in range(index) if "SYNCS.PHASECHK" in lines[at])
+            loop = lines[begin:index]
+            loads = [line for line in loop if "LDGSTS" in line]
+            turns = -(-plan.factors[0] // (128 if wide else 32))
+            assert len(loads) == turns + 1, (kernel.name, loads)
+            assert len(loop) <= 30 + 4 * len(loads), (kernel.name, len(loop))
 
 
 def test_reductions_are_atomic_operations_after_exchanges_in_a_warp(
