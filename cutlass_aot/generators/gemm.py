@@ -7,7 +7,7 @@ from cutlass_aot.manifest.scales import ScaleRequest
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue
-from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.kernels.kernel import EXACT, Accumulation, Kernel
 
 EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
 """Extents of each operand by their names, batch first."""
@@ -26,6 +26,10 @@ GROUPED_EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
 
 _GROUPS = {GROUPED_GEMM: "offsets", MASKED_GROUPED_GEMM: "rows"}
 """Names of their last operands."""
+
+FP8 = ("f8e4m3", "f8e5m2")
+FAST_SUMS_TARGET = "sm_90a"
+"""The target whose tensor cores keep fewer bits of a sum of FP8 products than f32 has."""
 
 CONTIGUOUS_MODES = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
 """The contiguous mode by the layout's letter."""
@@ -84,6 +88,25 @@ def scale_constraints(problem: Problem, alignment: int) -> tuple[OperandConstrai
     return tuple(found)
 
 
+def has_fast_sums(problem: Problem, target: str) -> bool:
+    """Whether tensor cores alone keep fewer bits of the sums of a problem than its accumulator has.
+
+    Those of Hopper do of FP8 products, over which scale factors of blocks are added up in registers.
+    """
+    of_fp8 = [dtype for dtype in problem.dtypes[:2] if dtype in FP8]
+    return (
+        target == FAST_SUMS_TARGET
+        and len(of_fp8) == 2
+        and problem.accumulator == "f32"
+        and problem.scales == (None, None)
+    )
+
+
+def accumulation_of(problem: Problem, target: str) -> Accumulation:
+    """How a kernel for a problem adds up its sums, as its record has it: ``""`` where there is one way."""
+    return problem.accumulation if has_fast_sums(problem, target) else ""
+
+
 def scales_of(kernel: Kernel) -> dict[str, ScaleRequest]:
     """Scale factors of a kernel's operands, by the name of what they scale."""
     found = {}
@@ -109,6 +132,7 @@ def problem_of_kernel(kernel: Kernel, epilogue: Epilogue | None = None) -> Probl
         tuple(operand.dtype for operand in first),
         kernel.layouts[: len(EXTENTS)],
         kernel.accumulator,
+        accumulation=kernel.accumulation or EXACT,
         scales=(scales.get("a"), scales.get("b")),
         epilogue=epilogue,
     )

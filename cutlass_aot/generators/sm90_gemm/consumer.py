@@ -70,7 +70,7 @@ def compute_tiles(
     for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
         total.fill(0.0)
         tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
-        if cutlass.const_expr(plan.scaled):
+        if cutlass.const_expr(plan.promoted):
             stage, phase = sum_scaled(
                 total, operands, ring, (stage, phase), schedule.count_k, block, sharer, dtype, plan
             )
