@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.manifest.scales import ScaleRequest
+from cutlass_aot.schema.kernels.accumulation import EXACT, Accumulation, RequestedAccumulation
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue
-from cutlass_aot.schema.kernels.kernel import EXACT, Accumulation, Kernel
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 EXTENTS = {"a": ("L", "M", "K"), "b": ("L", "K", "N"), "out": ("L", "M", "N")}
 """Extents of each operand by their names, batch first."""
@@ -100,6 +103,11 @@ def has_fast_sums(problem: Problem, target: str) -> bool:
         and problem.accumulator == "f32"
         and problem.scales == (None, None)
     )
+
+
+def with_sums(problem: Problem, accumulation: RequestedAccumulation, target: str) -> Problem:
+    """A problem with sums that are exact or fast, if kernels of both kinds can be built for it."""
+    return replace(problem, accumulation=accumulation) if has_fast_sums(problem, target) else problem
 
 
 def accumulation_of(problem: Problem, target: str) -> Accumulation:

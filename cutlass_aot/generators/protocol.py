@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.manifest.scales import ScaleRequest as ScaleRequest
 from cutlass_aot.manifest.scales import Scales
+from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
 from cutlass_aot.schema.kernels.epilogue import Epilogue
-from cutlass_aot.schema.kernels.kernel import EXACT, Kernel
+from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.tuning.ranking import Extents
 
 
@@ -36,7 +37,7 @@ class Problem:
     accumulator: str
     scales: Scales = (None, None)
     epilogue: Epilogue | None = None
-    accumulation: Literal["exact", "fast"] = EXACT
+    accumulation: RequestedAccumulation = EXACT
 
     def __str__(self) -> str:
         words = [self.operation, ".".join(self.dtypes)]

@@ -33,12 +33,13 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     Plan,
     make_plan,
 )
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import COLUMN, MATRIX, NUMBER, ROW, Epilogue, EpilogueOperand
 from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
-from cutlass_aot.schema.kernels.kernel import EXACT, Kernel
+from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
 SCALED_FAMILY = "Sm90BlockScaledGemm"
@@ -243,7 +244,7 @@ _SCALED_EXCHANGED = {
     (64, 64, 1, 2): "1x1x1 1x1x2",
     (64, 128, 1, 1): "1x1x1",
 }
-"""The same with an exchange where registers add up the sums of each 128 of K: with scale factors, or exact."""
+"""The same with an exchange, where registers add up the sums of each 128 of K: with factors, or exact."""
 
 _SCALED = {
     (64, 64, 1, 2): "1x1x1 1x1x2",
@@ -500,7 +501,8 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     groups = problem.operation in GROUPED_EXTENTS
     if problem.epilogue is not None and (groups or not _fusible(problem.epilogue)):
         return
-    if groups and (problem.layouts != LAYOUTS[0] or (bits == 8 and not (scaled or exact)) or DTYPES[out].bits != 16):
+    fast = bits == 8 and not (scaled or exact)
+    if groups and (problem.layouts != LAYOUTS[0] or fast or DTYPES[out].bits != 16):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
     for design in _designs(bits, scaled, exact, problem.operation):

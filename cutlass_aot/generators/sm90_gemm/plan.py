@@ -296,7 +296,9 @@ def make_plan(
         operation=operation,
     )
     if plan.promoted and depth * input_bits // 8 != SCALED_BLOCK:
-        raise ValueError(f"a tile along K of {depth} is not the {SCALED_BLOCK} elements that tensor cores add up")
+        raise ValueError(
+            f"a tile along K of {depth} is not the {SCALED_BLOCK} elements that tensor cores add up"
+        )
     if plan.hands_over:
         # Registers come in eights. With fewer than they ask for, the warps that compute would wait for ever.
         given = REGISTERS // (blocks * plan.threads) // 8 * 8 * plan.threads

@@ -1,4 +1,4 @@
-"""The loop over K of FP8 operands whose sums over each 128 of K are added in f32, scaled if there are factors.
+"""The loop over K of FP8 operands: sums over each 128 of K are added in f32, scaled if there are factors.
 
 Tensor cores keep fewer bits of a sum of FP8 products than f32 has. So they add up 128 of K, and registers
 have the sum over all of K: its error does not grow with K.

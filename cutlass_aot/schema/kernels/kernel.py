@@ -3,21 +3,15 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any
 
 from cutlass_aot.schema.codec import AS_MAP, OMIT, Check, to_plain
 from cutlass_aot.schema.encoding import digest, encode, encode_text, is_digest, join_map
+from cutlass_aot.schema.kernels.accumulation import EXACT, Accumulation
 from cutlass_aot.schema.kernels.artifact import symbol_of
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, Operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, DesignValue, Values
 from cutlass_aot.schema.targets import Target
-
-Accumulation = Literal["", "exact", "fast"]
-"""How sums are added up: keeping all bits of the accumulator, or fewer of them, for speed. ``""`` where a
-computation has one way, and that is exact."""
-
-EXACT: Final = "exact"
-FAST: Final = "fast"
 
 KEY_SCHEMA = 1
 """Version of what a key covers. Raise it when the meaning of a field changes."""
@@ -42,8 +36,8 @@ class Kernel:
         constants: numbers from a device profile that are compiled in, sorted by name.
         workspace_bytes: bytes of device memory a launch needs beside its operands.
         parameters: what else decides the result, beside the operation and the operands, sorted by name.
-        accumulation: whether sums are exact or fast, where kernels of both kinds can be built. What a record
-            says of fast ones is not part of the digest, which they had before there were exact ones.
+        accumulation: whether sums are exact or fast; ``""`` where a computation has one kind of kernels. The
+            digest covers ``exact`` alone: there were fast ones, and measurements of them, before.
         cost: formula of :mod:`~.cost` by which kernels of its group are chosen; ``""`` for none. It decides
             nothing of the code, and is not part of the digest.
     """
