@@ -105,8 +105,8 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
         return Rejected(f"expected accumulator {group.accumulator}, got {query.accumulator}", NEAREST)
     if group.accumulation == FAST and query.accumulation != FAST:
         return Rejected(
-            "its sums are fast ones, of fewer bits than its accumulator has: accumulation='fast' permits them; "
-            "for exact ones, build kernels with accumulation = 'exact'",
+            "its sums are fast, with fewer bits than its accumulator: permit them by accumulation='fast', or "
+            "build kernels with accumulation = 'exact'",
             NEAREST,
         )
     return verdict
