@@ -157,8 +157,8 @@ class GroupEntry(NamedTuple):
     rankings: tuple[RankingReference, ...] = ()
     parameters: Annotated[Values, AS_MAP] = NO_VALUES
     requests: FileReference | None = None
-    accumulation: Accumulation = ""
     cost: str = ""
+    accumulation: Accumulation = ""
 
     @property
     def files(self) -> tuple[FileReference, ...]:
