@@ -5,11 +5,12 @@ cutlass-aot build manifests/sm90_scaled.toml; python -m pytest -m gpu
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from tests.gpu.conftest import opened
+from tests.gpu.conftest import REPOSITORY, opened
 from tests.gpu.test_sm90_scaled import BOUNDS, DENSE, error, fp8
 
 torch = pytest.importorskip("torch")
@@ -93,6 +94,17 @@ def test_with_a_factor_for_each_row_and_column_the_error_is_that_of_cublas(bundl
         bundle.gemm(x, w.T, out, epilogue=EPILOGUE, scale_a=scale_a, scale_b=scale_b)
         theirs = cublas(x, w, scale_a[:, None], scale_b[None], torch.bfloat16)
         assert error(out, expected) < SLACK * error(theirs, expected), k
+
+
+def test_the_page_runs(bundle, monkeypatch):
+    page = (REPOSITORY / "docs" / "reference" / "sm90-gemm.md").read_text()
+    (block,) = re.findall(r"^```python gpu exact\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(REPOSITORY)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    rows, columns = names["scales"]["scale_a"], names["scales"]["scale_b"]
+    expected = names["x"].double() @ names["weight"].double().T * rows[:, None] * columns
+    assert error(names["out"], expected) < BOUNDS["bf16"]
 
 
 def test_fast_sums_are_served_by_exact_kernels_where_there_are_no_others(bundle):

@@ -137,8 +137,8 @@ class _Models:
 
         Kernels are alike if they have the same tiling and inputs of the same width; what was measured on this
         GPU model goes before what was measured on another and is scaled to it. The regression is that of
-        the group, or else of a group with inputs of the same width, or else of any. Kernels with a cost formula
-        of their author's are chosen by that unless their group was measured.
+        the group, or else of a group with inputs of the same width, or else of any. Kernels with a cost
+        formula of their author's are chosen by that unless their group was measured.
         """
         fitted = () if group is None or group.usable_model is None else group.kernels
         found = {kernel.digest: kernel.costs for kernel in fitted if kernel.costs is not None}
