@@ -14,6 +14,7 @@ from cutlass_aot.runtime.launching.dlpack import view
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.optional_packages import optional
+from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
 from cutlass_aot.schema.kernels.dtypes import BY_TORCH
 from cutlass_aot.schema.kernels.operands import OperandDescription, describe
 
@@ -40,6 +41,7 @@ def gemm(
     bundle: Bundle,
     out_dtype: Any = None,
     accumulator: str | None = None,
+    accumulation: RequestedAccumulation = EXACT,
     b_transposed: bool = False,
     target: str | None = None,
 ) -> Any:
@@ -54,6 +56,7 @@ def gemm(
         bundle: an open bundle.
         out_dtype: element type of the result; None for that of ``a``.
         accumulator: see :meth:`cutlass_aot.Bundle.find`.
+        accumulation: see :meth:`cutlass_aot.Bundle.find`.
         b_transposed: compute ``a @ b.T``, without a copy; ``b`` then has the form of a linear layer's weight.
         target: exact name of a GPU code target, to trace on a machine without the GPU; None takes the best
             for GPU 0.
@@ -86,7 +89,9 @@ def gemm(
         _description(out, "out", device),
     )
     try:
-        kernel = bundle.choose(*operands, accumulator=accumulator, target=target).kernel
+        kernel = bundle.choose(
+            *operands, accumulator=accumulator, accumulation=accumulation, target=target
+        ).kernel
     except DeviceError as error:
         raise DeviceError(f"{error}; to trace for a GPU that is not here, name its target") from error
     return jax.ffi.ffi_call(_target(kernel, b_transposed), out)(a, b)

@@ -33,6 +33,7 @@ from cutlass_aot.generators.device_profiles import (
     builtin_profiles,
     load_profile,
 )
+from cutlass_aot.generators.gemm import with_sums
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import references
 from cutlass_aot.runtime.declared import DeclaredKernel
@@ -55,6 +56,7 @@ from cutlass_aot.runtime.policy import warn_once
 from cutlass_aot.runtime.selection.cost_model import sort_key
 from cutlass_aot.runtime.selection.match import arrangement, call_names, usual_accumulator
 from cutlass_aot.runtime.selection.query import Parameters, Query
+from cutlass_aot.schema.kernels.accumulation import EXACT, FAST
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -255,7 +257,10 @@ def _signature(query: Query, gpu: _Gpu) -> Signature:
         (operand.dtype, operand.shape, operand.strides, operand.address % 128)
         for operand in query.operands
     )
-    requested = (query.operation, query.epilogue, query.accumulator, query.names, query.parameters)
+    requested = (
+        query.operation, query.epilogue, query.accumulator, query.names, query.parameters,
+        query.accumulation,
+    )  # fmt: skip
     return (os.getpid(), gpu, requested, operands)
 
 
@@ -268,16 +273,17 @@ def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
     running = runnable_targets(KNOWN_TARGETS, gpu.capability)
     lacking = not_compiled(running, dsl_toolkit())
     for target in (name for name in running if name not in lacking):
-        found = [
-            (kernel, generator)
-            for generator in generators
-            if target in generator.targets(query.operation)
-            for problem in problems_of(query)
-            for kernel in _kernels(generator, problem, target, profile)
-            if _serves(kernel, query) and not known_bad(kernel, version)
-        ]
-        if found:
-            return min(found, key=lambda item: sort_key(item[0], extents, gpu.sm_count))
+        for accumulation in (FAST, EXACT) if query.accumulation == FAST else (EXACT,):
+            found = [
+                (kernel, generator)
+                for generator in generators
+                if target in generator.targets(query.operation)
+                for problem in problems_of(query)
+                for kernel in _kernels(generator, with_sums(problem, accumulation, target), target, profile)
+                if _serves(kernel, query) and not known_bad(kernel, version)
+            ]
+            if found:
+                return min(found, key=lambda item: sort_key(item[0], extents, gpu.sm_count))
     more = f", or install a DSL that compiles for {lacking[0]}: {toolkit_for(lacking[0])}" if lacking else ""
     raise KernelNotFound(
         f"no generator ({', '.join(generator.name for generator in generators)}) has a kernel for {query} "
@@ -294,6 +300,7 @@ def _serves(kernel: Kernel, query: Query) -> bool:
         and query.epilogue in (None, kernel.epilogue)
         and query.accumulator in (None, kernel.accumulator)
         and kernel.parameters == query.parameters
+        and (kernel.accumulation != FAST or query.accumulation == FAST)
     )
 
 

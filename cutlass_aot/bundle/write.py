@@ -164,6 +164,7 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
                     for number, ranking in enumerate(_rankings_of(kernel.group, plan.rankings))
                 ),
                 parameters=kernel.parameters,
+                accumulation=kernel.accumulation,
                 cost=kernel.cost,
                 requests=add(f"requests/{group.name}.msgpack", requests_to_bytes(_in_order(group, ordered)))
                 if group.requests

@@ -20,6 +20,7 @@ from cutlass_aot.cli.options import (
 from cutlass_aot.cli.output.render import own_name, print_json, prose, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import KernelNotFound
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.words import closest, did_you_mean, few, plural
 
@@ -34,6 +35,7 @@ _FILTERS = {
     "dtypes": "Element types of the operands, such as bf16.bf16.bf16.",
     "layouts": "Layout letters of the operands, such as tnt.",
     "accumulator": "Element type of the accumulator.",
+    "accumulation": "Sums of FP8 on sm_90a, exact or fast.",
     "epilogue": "Formula of the epilogue.",
     "target": "GPU code target, such as sm_90a.",
 }
@@ -221,6 +223,7 @@ def _choices(
             *operands,
             operation=group.operation,
             accumulator=group.accumulator,
+            accumulation=group.accumulation or EXACT,
             epilogue=group.epilogue,
             parameters=dict(group.parameters),
             target=group.target,

@@ -31,6 +31,7 @@ _SHOWN = 16
     dtypes="Element types of the operands, such as f16.f16.f32 or 'bf16.*'.",
     layouts="Layout letters of the operands, such as tnt.",
     accumulator="Element type of the accumulator.",
+    accumulation="Sums of FP8 on sm_90a, exact or fast.",
     generator="Generator.",
     name="Kernel name.",
 )
@@ -157,6 +158,7 @@ def kernel_summary(handle: KernelHandle) -> dict[str, Any]:
         "dtypes": [operand.dtype for operand in kernel.operands],
         "layouts": kernel.layouts,
         "accumulator": kernel.accumulator,
+        "accumulation": kernel.accumulation,
         "epilogue": kernel.epilogue,
         "generator": kernel.generator,
         "design": dict(kernel.design),

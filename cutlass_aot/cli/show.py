@@ -71,6 +71,8 @@ def _lines(handle: KernelHandle) -> list[tuple[str, Any]]:
     lines += operand_lines(kernel.operands)
     if kernel.accumulator:
         lines.append(("accumulator", kernel.accumulator))
+    if kernel.accumulation:
+        lines.append(("accumulation", kernel.accumulation))
     if handle.request is not None:
         # Its parameters and its design are the callable's name and the request's digest.
         lines += request_lines(handle.request)

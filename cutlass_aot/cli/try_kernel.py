@@ -23,6 +23,7 @@ from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.codec import to_plain
+from cutlass_aot.schema.kernels.accumulation import ACCUMULATIONS, EXACT, RequestedAccumulation
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.words import plural, size
 
@@ -53,6 +54,13 @@ if TYPE_CHECKING:
 )
 @click.option("--layouts", default="", help="Layout letters of the operands, such as ttt.")
 @click.option("--accumulator", default="", help="Element type of the accumulator.")
+@click.option(
+    "--accumulation",
+    type=click.Choice(ACCUMULATIONS),
+    default=EXACT,
+    show_default=True,
+    help="Sums of FP8 on sm_90a.",
+)
 @gpu_number_option
 @click.option("--no-run", is_flag=True, help="Compile alone, also where there is a GPU.")
 @click.option(
@@ -69,6 +77,7 @@ def command(
     dtypes: str,
     layouts: str,
     accumulator: str,
+    accumulation: RequestedAccumulation,
     gpu: int,
     no_run: bool,
     timeout: float,
@@ -105,7 +114,8 @@ def command(
     operation = operation or generator.operations[0]
     chosen = target_for(generator, operation, target, capability)
     why = "" if target else _why(generator.targets(operation), chosen, gpu, capability)
-    problem = Problem(operation, tuple(filter(None, dtypes.split("."))), layouts, accumulator)
+    named_dtypes = tuple(filter(None, dtypes.split(".")))
+    problem = Problem(operation, named_dtypes, layouts, accumulator, accumulation=accumulation)
     with temporary_folder("try") as folder:
         tell = _ignore if as_json else _tell
 

@@ -12,8 +12,10 @@ from itertools import product
 from typing import NamedTuple
 
 from cutlass_aot.generators.device_profiles import DeviceProfile
+from cutlass_aot.generators.gemm import has_fast_sums
 from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
+from cutlass_aot.schema.kernels.accumulation import EXACT, FAST
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
 from cutlass_aot.schema.kernels.epilogue import MATRIX, NUMBER, Epilogue, EpilogueOperand
@@ -98,11 +100,14 @@ def _changes(problem: Problem, target: str, targets: tuple[str, ...]) -> Iterato
     for index, name in zip(range(len(dtypes) - 1, -1, -1), _names(len(dtypes)), strict=True):
         for dtype in DTYPES:
             if dtype != dtypes[index]:
-                other = (*dtypes[:index], dtype, *dtypes[index + 1 :])
-                yield changed(_AS.format(name), dtype, dtypes=other)
+                others = (*dtypes[:index], dtype, *dtypes[index + 1 :])
+                yield changed(_AS.format(name), dtype, dtypes=others)
     for accumulator in _ACCUMULATORS if problem.accumulator else ():
         if accumulator != problem.accumulator:
             yield changed("with accumulator {}", accumulator, accumulator=accumulator)
+    if has_fast_sums(problem, target):
+        other = FAST if problem.accumulation == EXACT else EXACT
+        yield changed('with accumulation = "{}"', other, accumulation=other)
     for letters in product("tn", repeat=len(problem.layouts)):
         if (layouts := "".join(letters)) != problem.layouts:
             yield changed("with layouts {}", layouts, layouts=layouts)

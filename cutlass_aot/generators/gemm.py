@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.manifest.scales import ScaleRequest
+from cutlass_aot.schema.kernels.accumulation import EXACT, Accumulation, RequestedAccumulation
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue
@@ -26,6 +29,10 @@ GROUPED_EXTENTS: dict[str, dict[str, tuple[str, ...]]] = {
 
 _GROUPS = {GROUPED_GEMM: "offsets", MASKED_GROUPED_GEMM: "rows"}
 """Names of their last operands."""
+
+FP8 = ("f8e4m3", "f8e5m2")
+FAST_SUMS_TARGET = "sm_90a"
+"""The target whose tensor cores keep fewer bits of a sum of FP8 products than f32 has."""
 
 CONTIGUOUS_MODES = {letter: mode for mode, letter in LAYOUT_LETTERS.items()}
 """The contiguous mode by the layout's letter."""
@@ -84,6 +91,30 @@ def scale_constraints(problem: Problem, alignment: int) -> tuple[OperandConstrai
     return tuple(found)
 
 
+def has_fast_sums(problem: Problem, target: str) -> bool:
+    """Whether tensor cores alone keep fewer bits of the sums of a problem than its accumulator has.
+
+    Those of Hopper do of FP8 products, over which scale factors of blocks are added up in registers.
+    """
+    of_fp8 = [dtype for dtype in problem.dtypes[:2] if dtype in FP8]
+    return (
+        target == FAST_SUMS_TARGET
+        and len(of_fp8) == 2
+        and problem.accumulator == "f32"
+        and problem.scales == (None, None)
+    )
+
+
+def with_sums(problem: Problem, accumulation: RequestedAccumulation, target: str) -> Problem:
+    """A problem with sums that are exact or fast, if kernels of both kinds can be built for it."""
+    return replace(problem, accumulation=accumulation) if has_fast_sums(problem, target) else problem
+
+
+def accumulation_of(problem: Problem, target: str) -> Accumulation:
+    """How a kernel for a problem adds up its sums, as its record has it: ``""`` where there is one way."""
+    return problem.accumulation if has_fast_sums(problem, target) else ""
+
+
 def scales_of(kernel: Kernel) -> dict[str, ScaleRequest]:
     """Scale factors of a kernel's operands, by the name of what they scale."""
     found = {}
@@ -109,6 +140,7 @@ def problem_of_kernel(kernel: Kernel, epilogue: Epilogue | None = None) -> Probl
         tuple(operand.dtype for operand in first),
         kernel.layouts[: len(EXTENTS)],
         kernel.accumulator,
+        accumulation=kernel.accumulation or EXACT,
         scales=(scales.get("a"), scales.get("b")),
         epilogue=epilogue,
     )

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.manifest.scales import ScaleRequest as ScaleRequest
 from cutlass_aot.manifest.scales import Scales
+from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
 from cutlass_aot.schema.kernels.epilogue import Epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.tuning.ranking import Extents
@@ -24,6 +25,8 @@ class Problem:
             Empty for an operation that fixes its operands itself.
         layouts: one letter an operand, as in ``cutlass.operators``: t is row-major, n column-major.
         accumulator: element type of the accumulator, ``""`` where the operation fixes it.
+        accumulation: whether sums keep all bits of the accumulator, ``"exact"``, or may lose some for speed,
+            ``"fast"``; both are the same but for FP8 on sm_90a (:func:`~.gemm.has_fast_sums`).
         scales: scale factors of a and of b, None for none.
         epilogue: what is done to the accumulator before it is stored; None stores it converted.
     """
@@ -34,10 +37,12 @@ class Problem:
     accumulator: str
     scales: Scales = (None, None)
     epilogue: Epilogue | None = None
+    accumulation: RequestedAccumulation = EXACT
 
     def __str__(self) -> str:
         words = [self.operation, ".".join(self.dtypes)]
         words += [f"accumulator {self.accumulator}" if self.accumulator else "", self.layouts]
+        words += [f"accumulation {self.accumulation}" if self.accumulation != EXACT else ""]
         for name, scale in zip("ab", self.scales, strict=True):
             if scale is not None:
                 words.append(f"{name}_scale {scale}")

@@ -20,6 +20,7 @@ from cutlass_aot.manifest.validation import (
     unknown,
     words,
 )
+from cutlass_aot.schema.kernels.accumulation import ACCUMULATIONS, EXACT, RequestedAccumulation
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue, parse_epilogue
 from cutlass_aot.schema.targets import target_meant
@@ -27,7 +28,7 @@ from cutlass_aot.schema.targets import target_meant
 Combinations = tuple[tuple[tuple[str, ...], str], ...]
 
 TABLE_KEYS = (
-    "generator", "operation", "accumulator", "layouts", "targets", "exclude", "max_per_group",
+    "generator", "operation", "accumulator", "accumulation", "layouts", "targets", "exclude", "max_per_group",
     "scale", "a_scale", "b_scale", "epilogue", "operands",
     "ab", "a", "b", "out", "dtypes",
 )  # fmt: skip
@@ -47,6 +48,7 @@ class KernelTable:
         where: its name in errors, such as ``kernels[0]``.
         combinations: operand dtypes with accumulators, each ``((a, b, out), accumulator)``; ``((), "")`` for
             an operation that fixes its operands itself.
+        accumulations: how sums are added up, where kernels of both kinds can be built.
         layouts: words of layout letters, one letter an operand.
         scales: scale factors of a and b, each combination once.
         filters: all have to accept a kernel's design.
@@ -58,6 +60,7 @@ class KernelTable:
     generator: str
     operation: str
     combinations: Combinations
+    accumulations: tuple[RequestedAccumulation, ...]
     layouts: tuple[str, ...]
     scales: tuple[Scales, ...]
     epilogue: Epilogue | None
@@ -100,6 +103,7 @@ def _table(table: Mapping[str, Any], where: str, targets: tuple[str, ...]) -> Ke
         generator=text(table, "generator", where),
         operation=text(table, "operation", where, "gemm"),
         combinations=combinations,
+        accumulations=_accumulations(table, where),
         layouts=layouts,
         scales=parse_scales(table, where),
         epilogue=_epilogue(table, where),
@@ -108,6 +112,11 @@ def _table(table: Mapping[str, Any], where: str, targets: tuple[str, ...]) -> Ke
         exclude=tuple(design_filters(item, f"{where}.exclude") for item in exclude),
         max_per_group=limit,
     )
+
+
+def _accumulations(table: Mapping[str, Any], where: str) -> tuple[RequestedAccumulation, ...]:
+    named = words(table, "accumulation", where, ACCUMULATIONS, (EXACT,))
+    return tuple(word for word in ACCUMULATIONS if word in named)
 
 
 def _epilogue(table: Mapping[str, Any], where: str) -> Epilogue | None:
@@ -134,7 +143,7 @@ def _combinations(table: Mapping[str, Any], where: str) -> Combinations:
         return _of_a_and_b(table, where)
     if table.get("operation", "gemm") in GEMM_OPERATIONS:
         raise ManifestError(f"{where}.ab: missing, expected some of {', '.join(DTYPES)}")
-    for key in ("accumulator", "layouts", "scale", "a_scale", "b_scale", "epilogue"):
+    for key in ("accumulator", "accumulation", "layouts", "scale", "a_scale", "b_scale", "epilogue"):
         if key in table:
             raise ManifestError(
                 f"{where}.{key}: needs operands: name them by `ab`, by `a` and `b`, or by `dtypes`"

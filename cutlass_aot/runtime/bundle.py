@@ -19,6 +19,7 @@ from cutlass_aot.runtime.selection.match import Explanation
 from cutlass_aot.runtime.selection.query import Computation, Parameters
 from cutlass_aot.schema.bundles.catalog import Catalog, Groups
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.dispatch import Gemm, Linear
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _opened: list[weakref.ref[Bundle]] = []
 _lock = ProcessLock()
-_FINDING = ("accumulator", "operation", "epilogue", "parameters", "target", "gpu")
+_FINDING = ("accumulation", "accumulator", "operation", "epilogue", "parameters", "target", "gpu")
 """What :meth:`Bundle.find` and its like take by name besides operands."""
 
 
@@ -153,6 +154,7 @@ class Bundle:
         /,
         *operands: Any,
         accumulator: str | None = None,
+        accumulation: RequestedAccumulation = EXACT,
         operation: str = "gemm",
         epilogue: str | None = None,
         parameters: Parameters | None = None,
@@ -167,6 +169,9 @@ class Bundle:
                 or each with a batch first.
             accumulator: element type. None takes what the bundle has for these operands, preferring f32 for
                 floating outputs, f64 for f64 and i32 for integers.
+            accumulation: ``"exact"`` for sums with all bits of the accumulator; ``"fast"`` permits kernels
+                that keep fewer of them, and prefers them, as ``use_fast_accum`` of ``torch._scaled_mm`` does.
+                The two differ for FP8 without scale factors on sm_90a.
             operation: what is computed.
             epilogue: formula applied before the result is stored, ``""`` for none. None means no epilogue,
                 or, with operands by name, the one epilogue that takes them.
@@ -189,7 +194,7 @@ class Bundle:
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
-        computation = Computation.of(operation, epilogue, accumulator, parameters, named)
+        computation = Computation.of(operation, epilogue, accumulator, parameters, named, accumulation)
         with NamedOperands(self._finder, operation, named, _FINDING):
             return self._finder.find(computation, in_order(computation, operands, named), target, gpu)
 
@@ -198,6 +203,7 @@ class Bundle:
         /,
         *operands: Any,
         accumulator: str | None = None,
+        accumulation: RequestedAccumulation = EXACT,
         operation: str = "gemm",
         epilogue: str | None = None,
         parameters: Parameters | None = None,
@@ -209,7 +215,7 @@ class Bundle:
 
         Arguments and errors are those of :meth:`find`.
         """
-        computation = Computation.of(operation, epilogue, accumulator, parameters, named)
+        computation = Computation.of(operation, epilogue, accumulator, parameters, named, accumulation)
         with NamedOperands(self._finder, operation, named, _FINDING):
             return self._finder.choose(computation, in_order(computation, operands, named), target, gpu)
 
@@ -218,6 +224,7 @@ class Bundle:
         /,
         *operands: Any,
         accumulator: str | None = None,
+        accumulation: RequestedAccumulation = EXACT,
         operation: str = "gemm",
         epilogue: str | None = None,
         parameters: Parameters | None = None,
@@ -234,7 +241,7 @@ class Bundle:
         Raises:
             OperandError: if an operand cannot be described, or ``target`` is not the name of a target.
         """
-        computation = Computation.of(operation, epilogue, accumulator, parameters, named)
+        computation = Computation.of(operation, epilogue, accumulator, parameters, named, accumulation)
         with NamedOperands(self._finder, operation, named, _FINDING):
             return self._finder.explain(computation, in_order(computation, operands, named), target)
 
@@ -242,7 +249,7 @@ class Bundle:
         """Kernels of the bundle, by group, family, tile shape, cluster shape, the rest of the design, name.
 
         Args:
-            filters: by ``operation``, ``target``, ``accumulator``, ``epilogue``, ``dtypes``
+            filters: by ``operation``, ``target``, ``accumulator``, ``accumulation``, ``epilogue``, ``dtypes``
                 (``f16.f16.f32``), ``layouts`` (``tnt``), ``group``, ``generator``, ``name``, or the name of
                 any design value or parameter. Each is a shell pattern, or several of which one has to match.
                 Shapes are written ``128x256``, and extents left out at the end match any; switches are
@@ -309,7 +316,8 @@ class Bundle:
     def gemm(self) -> Gemm:
         """Compute ``out = a @ b`` by the best kernel for it; the choice is remembered for similar operands.
 
-        ``gemm(a, b, out, *, accumulator=None, epilogue=None, stream=None, workspace=None, **named)``.
+        ``gemm(a, b, out, *, accumulator=None, accumulation="exact", epilogue=None, stream=None,
+        workspace=None, **named)``.
         Repeated calls on torch tensors go to native code without running any Python code in between.
 
         Args:
@@ -318,6 +326,7 @@ class Bundle:
             out: (m, n), or (batch, m, n); written. It must not share memory with a or b, which is not
                 checked.
             accumulator: see :meth:`find`.
+            accumulation: see :meth:`find`.
             epilogue: see :meth:`find`.
             stream: see :attr:`cutlass_aot.KernelHandle.launch`.
             workspace: see :attr:`cutlass_aot.KernelHandle.launch`.
@@ -341,7 +350,8 @@ class Bundle:
     def linear(self) -> Linear:
         """Compute ``out = x @ weight.T``, as torch.nn.functional.linear; otherwise like :attr:`gemm`.
 
-        ``linear(x, weight, out, *, accumulator=None, stream=None, workspace=None)``, on torch tensors.
+        ``linear(x, weight, out, *, accumulator=None, accumulation="exact", stream=None, workspace=None)``, on
+        torch tensors.
         No view of the weight has to be made for it, which costs about as much as the rest of a call.
 
         Args:
@@ -349,6 +359,7 @@ class Bundle:
             weight: (n, k).
             out: (..., n), likewise; written.
             accumulator: see :meth:`find`.
+            accumulation: see :meth:`find`.
             stream: see :attr:`cutlass_aot.KernelHandle.launch`.
             workspace: see :attr:`cutlass_aot.KernelHandle.launch`.
 
@@ -364,6 +375,7 @@ class Bundle:
         /,
         *operands: Any,
         accumulator: str | None = None,
+        accumulation: RequestedAccumulation = EXACT,
         epilogue: str | None = None,
         parameters: Parameters | None = None,
         stream: Any = None,
@@ -376,13 +388,14 @@ class Bundle:
             operation: such as ``"grouped_gemm"``, or the name of a declared kernel.
             operands: in the order of the operation, without those given by name.
             accumulator: see :meth:`find`.
+            accumulation: see :meth:`find`.
             epilogue: see :meth:`find`.
             parameters: what the operation leaves open, by name.
             stream: see :attr:`cutlass_aot.KernelHandle.launch`.
             workspace: see :attr:`cutlass_aot.KernelHandle.launch`.
             named: operands by name.
         """
-        computation = Computation.of(operation, epilogue, accumulator, parameters, named)
+        computation = Computation.of(operation, epilogue, accumulator, parameters, named, accumulation)
         self._dispatcher.run(computation, operands, named, RUNNING, stream, workspace)
 
     # -- this machine -----------------------------------------------------------------------------------

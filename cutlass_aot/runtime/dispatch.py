@@ -25,6 +25,7 @@ from cutlass_aot.runtime.opened.finder import Finder, NamedOperands, NativeChoic
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
+from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
             out: Any,
             *,
             accumulator: str | None = None,
+            accumulation: RequestedAccumulation = EXACT,
             epilogue: str | None = None,
             stream: Any = None,
             workspace: Any = None,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
             out: Any,
             *,
             accumulator: str | None = None,
+            accumulation: RequestedAccumulation = EXACT,
             stream: Any = None,
             workspace: Any = None,
         ) -> None:
@@ -69,11 +72,11 @@ MAX_REMEMBERED = 65536
 GEMM = Computation("gemm")
 """A GEMM with nothing besides."""
 
-RUNNING = ("accumulator", "epilogue", "parameters", "stream", "workspace")
+RUNNING = ("accumulation", "accumulator", "epilogue", "parameters", "stream", "workspace")
 """What :meth:`cutlass_aot.Bundle.run` takes by name besides operands."""
 
-_GEMM_OPTIONS = ("accumulator", "epilogue", "stream", "workspace")
-_LINEAR_OPTIONS = ("accumulator", "stream", "workspace")
+_GEMM_OPTIONS = ("accumulation", "accumulator", "epilogue", "stream", "workspace")
+_LINEAR_OPTIONS = ("accumulation", "accumulator", "stream", "workspace")
 
 
 class Dispatcher:
@@ -140,6 +143,7 @@ class Dispatcher:
         /,
         *operands: Any,
         accumulator: str | None = None,
+        accumulation: RequestedAccumulation = EXACT,
         epilogue: str | None = None,
         stream: Any = None,
         workspace: Any = None,
@@ -148,7 +152,7 @@ class Dispatcher:
         """Serve a GEMM that native code does not take."""
         if len(operands) != 3:
             operands = _bound("gemm", ("a", "b", "out"), operands, named)
-        computation = Computation.of("gemm", epilogue, accumulator, None, named)
+        computation = Computation.of("gemm", epilogue, accumulator, None, named, accumulation)
         self.run(computation, operands, named, _GEMM_OPTIONS, stream, workspace)
 
     def _linear(
@@ -156,6 +160,7 @@ class Dispatcher:
         /,
         *operands: Any,
         accumulator: str | None = None,
+        accumulation: RequestedAccumulation = EXACT,
         stream: Any = None,
         workspace: Any = None,
         **named: Any,
@@ -168,7 +173,9 @@ class Dispatcher:
         x, weight, out = operands
         x, weight, out = without_gradients(("x", "weight", "out"), (x, weight, out))
         operands = linear_as_gemm(x, weight, out)
-        self._gemm(*operands, accumulator=accumulator, stream=stream, workspace=workspace)
+        self._gemm(
+            *operands, accumulator=accumulator, accumulation=accumulation, stream=stream, workspace=workspace
+        )
 
     def run(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.runtime.launching.tensors import as_matrix, describe_operand
+from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
 from cutlass_aot.schema.kernels.operands import OperandDescription, describe
 from cutlass_aot.torch import checks
 from cutlass_aot.torch.fitting import MAX_REMEMBERED, compute_fitted
@@ -32,11 +33,12 @@ def product(
     bundle: Bundle,
     out_dtype: torch.dtype | None = None,
     accumulator: str | None = None,
+    accumulation: RequestedAccumulation = EXACT,
 ) -> Tensor:
     """Compute ``a @ b``, row-major, in newly allocated memory. ``rank`` is that of a and b."""
     shape = checks.output_shape(rank, a, b)
     out = a.new_empty(shape, dtype=checks.output_dtype(a.dtype, out_dtype))
-    gemm_unchecked(a, b, out, bundle, accumulator)
+    gemm_unchecked(a, b, out, bundle, accumulator, accumulation)
     return out
 
 
@@ -48,7 +50,14 @@ def product_into(
     gemm_unchecked(a, b, out, bundle, accumulator)
 
 
-def gemm_unchecked(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulator: str | None) -> None:
+def gemm_unchecked(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    bundle: Bundle,
+    accumulator: str | None,
+    accumulation: RequestedAccumulation = EXACT,
+) -> None:
     """Compute ``out = a @ b`` for operands whose shapes are known to fit."""
     if not out.numel():
         return
@@ -57,10 +66,10 @@ def gemm_unchecked(a: Tensor, b: Tensor, out: Tensor, bundle: Bundle, accumulato
         out.zero_()
         return
     try:
-        if accumulator is None:
+        if accumulator is None and accumulation == EXACT:
             bundle.gemm(a, b, out)
         else:
-            bundle.gemm(a, b, out, accumulator=accumulator)
+            bundle.gemm(a, b, out, accumulator=accumulator, accumulation=accumulation)
     except KernelNotFound:
         checks.check_devices(a=a, b=b, out=out)
         raise
@@ -164,6 +173,7 @@ def scaled_product(
     bundle: Bundle,
     out_dtype: torch.dtype,
     accumulator: str | None = None,
+    accumulation: RequestedAccumulation = EXACT,
 ) -> Tensor:
     """Compute ``((a @ b) * scale_a) * scale_b``; see :func:`cutlass_aot.torch.scaled_mm`."""
     shape = checks.output_shape(2, a, b)
@@ -176,10 +186,10 @@ def scaled_product(
     checks.check_devices(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     # Asked beforehand: trying it would count a miss, which some policies do not raise.
     wide = describe((a.shape[0], b.shape[1]), "f32", device=a.get_device())
-    if _serves(bundle, _like(a), _like(b), wide, accumulator):
-        unscaled = product(2, a, b, bundle, torch.float32, accumulator)
+    if _serves(bundle, _like(a), _like(b), wide, accumulator, accumulation):
+        unscaled = product(2, a, b, bundle, torch.float32, accumulator, accumulation)
     else:
-        unscaled = product(2, a, b, bundle, torch.bfloat16, accumulator).float()
+        unscaled = product(2, a, b, bundle, torch.bfloat16, accumulator, accumulation).float()
     unscaled.mul_(scale_a.reshape(-1, 1))
     return torch.mul(unscaled, scale_b.reshape(1, -1), out=out)
 
@@ -196,13 +206,14 @@ def _serves(
     b: OperandDescription,
     out: OperandDescription,
     accumulator: str | None,
+    accumulation: RequestedAccumulation,
 ) -> bool:
     known = _served.setdefault(bundle, {})
-    key = (a, b, out, accumulator)
+    key = (a, b, out, accumulator, accumulation)
     found = known.get(key)
     if found is None:
         try:
-            bundle.choose(a, b, out, accumulator=accumulator)
+            bundle.choose(a, b, out, accumulator=accumulator, accumulation=accumulation)
             found = True
         except KernelNotFound:
             found = False

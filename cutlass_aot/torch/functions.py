@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from cutlass_aot.errors import OperandError
+from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
 from cutlass_aot.torch import checks, compute, operators
 from cutlass_aot.torch.eager import is_plain
 from cutlass_aot.torch.registry import bundle_of, handle_of
@@ -154,13 +155,13 @@ def scaled_mm(
     bundle: Bundle | str,
     out_dtype: torch.dtype,
     accumulator: str | None = None,
+    accumulation: RequestedAccumulation = EXACT,
 ) -> Tensor:
     """Compute ``((a @ b) * scale_a) * scale_b`` for FP8 operands with scales. There are no gradients.
 
     The product is computed into f32, each multiplication is rounded to f32, and the result once more to
     ``out_dtype``. If the bundle has no kernel from these operands into f32, the product is computed into
-    bf16, and so rounded to bf16 first. Within the product, FP8 tensor cores of Hopper keep fewer bits of
-    their sums than f32 has.
+    bf16, and so rounded to bf16 first.
 
     Args:
         a: (m, k).
@@ -170,6 +171,8 @@ def scaled_mm(
         bundle: an open bundle, or the handle of a registered one.
         out_dtype: element type of the result: f32, f16 or bf16.
         accumulator: as for :func:`mm`.
+        accumulation: ``"fast"`` permits sums of fewer bits than the accumulator has, as ``use_fast_accum`` of
+            ``torch._scaled_mm`` does; see :meth:`cutlass_aot.Bundle.find`.
 
     Returns:
         (m, n), row-major, newly allocated.
@@ -181,8 +184,12 @@ def scaled_mm(
         CutlassAotError: whatever else :meth:`cutlass_aot.Bundle.gemm` raises.
     """
     if is_plain(a, b, scale_a, scale_b):
-        return compute.scaled_product(a, b, scale_a, scale_b, bundle_of(bundle), out_dtype, accumulator)
-    result: Tensor = operators.scaled_mm(a, b, scale_a, scale_b, handle_of(bundle), out_dtype, accumulator)
+        return compute.scaled_product(
+            a, b, scale_a, scale_b, bundle_of(bundle), out_dtype, accumulator, accumulation
+        )
+    result: Tensor = operators.scaled_mm(
+        a, b, scale_a, scale_b, handle_of(bundle), out_dtype, accumulator, accumulation
+    )
     return result
 
 

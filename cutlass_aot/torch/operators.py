@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from cutlass_aot.errors import OperandError
+from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
 from cutlass_aot.torch import checks, compute, inductor
 from cutlass_aot.torch.eager import is_plain
 from cutlass_aot.torch.registry import bundle_of
@@ -374,8 +375,11 @@ def _scaled_implementation(
     bundle: str,
     out_dtype: torch.dtype,
     accumulator: str | None = None,
+    accumulation: RequestedAccumulation = EXACT,
 ) -> Tensor:
-    return compute.scaled_product(a, b, scale_a, scale_b, bundle_of(bundle), out_dtype, accumulator)
+    return compute.scaled_product(
+        a, b, scale_a, scale_b, bundle_of(bundle), out_dtype, accumulator, accumulation
+    )
 
 
 def _scaled_fake(
@@ -386,6 +390,7 @@ def _scaled_fake(
     bundle: str,
     out_dtype: torch.dtype,
     accumulator: str | None = None,
+    accumulation: RequestedAccumulation = EXACT,
 ) -> Tensor:
     shape = checks.output_shape(2, a, b)
     checks.check_scales(a, b, scale_a, scale_b, out_dtype)
@@ -396,7 +401,7 @@ def _scaled_fake(
 scaled_mm = _define(
     "scaled_mm",
     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str bundle, ScalarType out_dtype, "
-    "str? accumulator=None",
+    'str? accumulator=None, str accumulation="exact"',
     "Tensor",
     _scaled_implementation,
     _scaled_fake,

@@ -88,7 +88,10 @@ def plan(
     order = sorted(handles, key=lambda name: (_index(targets, entries[name].target), name))
     for name in order:
         group = entries[name]
-        kind = (group.operation, group.operands, group.accumulator, group.epilogue, group.parameters)
+        kind = (
+            group.operation, group.operands, group.accumulator, group.epilogue, group.parameters,
+            group.accumulation,
+        )  # fmt: skip
         reference = (references or {}).get(group.operation)
         own = extent_names(group.operands)
         untold = [extent for extent in own if extent not in problem_names(group.operands)]

@@ -56,6 +56,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.codec",
     "cutlass_aot.schema.encoding",
     "cutlass_aot.schema.kernels",
+    "cutlass_aot.schema.kernels.accumulation",
     "cutlass_aot.schema.kernels.artifact",
     "cutlass_aot.schema.kernels.constraints",
     "cutlass_aot.schema.kernels.design",

@@ -31,14 +31,17 @@ def test_its_types_are_those_that_there_are() -> None:
 
 def test_its_tables_are_manifests() -> None:
     head = '[bundle]\nname = "page"\ntargets = ["sm_90a"]\ndevice = "h200"\n'
-    plain, scaled = (
+    plain, exact, scaled = (
         parse_manifest((head + block).encode(), Path("docs/reference/sm90-gemm.md")).tables[0]
         for block in blocks("toml")
     )
     assert (plain.generator, plain.scales) == ("sm90_gemm", ((None, None),))
+    assert (exact.generator, exact.accumulations) == ("sm90_gemm", ("exact",))
+    assert exact.epilogue is not None
     assert (scaled.generator, scaled.scales) == ("sm90_gemm", (SCALES,))
     for name, language, call in (
         ("sm90_fused", "python gpu", 'epilogue="D = gelu(accum + bias)"'),
+        ("sm90_scaled", "python gpu exact", f'epilogue="{exact.epilogue.formula}"'),
         ("sm90_scaled", "python gpu scaled", "a_scale=x_factors, b_scale=weight_factors"),
     ):
         path = REPOSITORY / "manifests" / f"{name}.toml"

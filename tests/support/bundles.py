@@ -136,7 +136,7 @@ def write_bundle(
             GroupEntry(
                 name, first.operation, first.operands, first.accumulator, first.epilogue,
                 first.target, len(members), child, code, linked, tuple(ranked), first.parameters, answered,
-                first.cost,
+                first.cost, first.accumulation,
             )
         )  # fmt: skip
     launchers = {host: put(root, f"lib/{host}/launcher.so.zst", compress(launcher, 3)) for host in hosts}

@@ -38,6 +38,7 @@ def group(kernel: Kernel) -> GroupEntry:
         code=FileReference("code/none", 0, "0" * 64),
         libraries={},
         parameters=kernel.parameters,
+        accumulation=kernel.accumulation,
     )
 
 
@@ -57,26 +58,26 @@ class CpuBundle:
         self.groups = groups
         self.digest = digest(contents)
 
-    def _query(self, operands, accumulator):
+    def _query(self, operands, accumulator, accumulation):
         described = tuple(replace(describe_operand(operand), device=None) for operand in operands)
-        return Query("gemm", "", accumulator, self.targets, "the CPU", described)
+        return Query("gemm", "", accumulator, self.targets, "the CPU", described, accumulation=accumulation)
 
-    def choose(self, *operands, accumulator=None):
-        query = self._query(operands, accumulator)
+    def choose(self, *operands, accumulator=None, accumulation="exact"):
+        query = self._query(operands, accumulator, accumulation)
         found = match.serving(self.groups, query, TARGET)
         if not found:
             raise KernelNotFound(match.not_found(self.name, self.groups, query))
         return Choice(found[0], "default order", "the first", tuple)
 
     def explain(self, *operands, accumulator=None):
-        return match.explain(self.groups, self._query(operands, accumulator))
+        return match.explain(self.groups, self._query(operands, accumulator, "exact"))
 
-    def gemm(self, a, b, out, *, accumulator=None, stream=None, workspace=None):
+    def gemm(self, a, b, out, *, accumulator=None, accumulation="exact", stream=None, workspace=None):
         a, b, out = without_gradients(("a", "b", "out"), (a, b, out))
         if len({operand.device for operand in (a, b, out)}) > 1:
             raise KernelNotFound("operands on several devices")
         try:
-            found = self.choose(a, b, out, accumulator=accumulator).kernel
+            found = self.choose(a, b, out, accumulator=accumulator, accumulation=accumulation).kernel
         except KernelNotFound as error:
             described = tuple(describe_operand(operand) for operand in (a, b, out))
             query = Query("gemm", "", accumulator, self.targets, "the CPU", described)
@@ -90,13 +91,14 @@ class CpuBundle:
         self.gemm(*linear_as_gemm(x, weight, out), accumulator=accumulator)
 
 
-def kernels(dtypes, layouts=("tnt", "ttt"), accumulator="f32", divisibility=2):
+def kernels(dtypes, layouts=("tnt", "ttt"), accumulator="f32", divisibility=2, accumulation=""):
     """One kernel for each of the layouts."""
     return [
         gemm(
             dtypes,
             layout,
             accumulator=accumulator,
+            accumulation=accumulation,
             operands=tuple(
                 replace(operand, divisibility=divisibility) for operand in gemm(dtypes, layout).operands
             ),

@@ -178,13 +178,14 @@ def worker_digests(setting: str) -> Numbers:
     """Digests of one object of each family for each target, as numbers."""
     from cutlass_aot.generators.cutlass_operators import worker as generator
     from cutlass_aot.generators.device_profiles import load_profile
+    from cutlass_aot.generators.gemm import with_sums
     from cutlass_aot.generators.protocol import Problem
     from cutlass_aot.schema.encoding import digest
 
     kernels = []
     for target, model in (("sm_80", "h200"), ("sm_90a", "h200"), ("sm_100a", "b200"), ("sm_103a", "b200")):
         for ab, out in (("bf16", "bf16"), ("f8e4m3", "f32")):
-            problem = Problem("gemm", (ab, ab, out), "tnt", "f32")
+            problem = with_sums(Problem("gemm", (ab, ab, out), "tnt", "f32"), "fast", target)
             families: dict[str, list[Any]] = {}
             for kernel in generator.enumerate_kernels(problem, target, load_profile(model)):
                 families.setdefault(str(dict(kernel.design)["family"]), []).append(kernel)

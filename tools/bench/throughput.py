@@ -25,12 +25,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cutlass_aot
 from cutlass_aot.errors import CutlassAotError, KernelNotFound
 from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.schema.kernels.accumulation import FAST
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.ranking import Extents
@@ -291,11 +293,14 @@ class Throughput:
         bundle, extents = self._bundle, problem.extents
         sets, flush = self._memory.operands(self._constraints(dtype), extents)
         operands = sets[0]
-        kernels = bundle.find(*operands)
-        choice = bundle.choose(*operands)
-        untuned = self._untuned.choose(*operands).kernel
+        # As cuBLAS beside them, which permits fast sums of FP8.
+        options: dict[str, Any] = {"accumulation": FAST} if dtype == "f8e4m3" else {}
+        kernels = bundle.find(*operands, **options)
+        choice = bundle.choose(*operands, **options)
+        untuned = self._untuned.choose(*operands, **options).kernel
+        call = partial(bundle.gemm, **options) if options else bundle.gemm
         gemm = len(kernels)
-        candidates: list[Any] = [*kernels, Call(bundle.gemm), cublas(self._torch, dtype, self._where)]
+        candidates: list[Any] = [*kernels, Call(call), cublas(self._torch, dtype, self._where)]
         launches = second_launches(self._torch, candidates, operands)
         self._compare(candidates[gemm:], operands, extents)
         by_digest = {kernel.digest: number for number, kernel in enumerate(kernels)}

@@ -41,6 +41,7 @@ from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.schema.bundles.catalog import GroupEntry
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from tools.bench.command import markdown
@@ -330,7 +331,10 @@ def _ways(
     by_work = sorted(sizes, key=lambda size: size[1] * size[2] * size[3])
     plain, batched = (1, *by_work[-1][1:]), (3, *by_work[0][1:])
     problem = references.problem(group, plain)
-    kernels = bundle.find(*problem.operands, accumulator=group.accumulator, target=group.target)
+    accumulation = group.accumulation or EXACT
+    kernels = bundle.find(
+        *problem.operands, accumulator=group.accumulator, accumulation=accumulation, target=group.target
+    )
     kernel = next(handle for handle in kernels if handle.group == group)
 
     def compare(row: Row, what: str, of: Problem = problem) -> None:
@@ -391,7 +395,7 @@ def _ways(
     def by_gemm(row: Row, what: str) -> None:
         for _ in range(2):
             poison(problem.out)
-            bundle.gemm(*problem.operands, accumulator=group.accumulator)
+            bundle.gemm(*problem.operands, accumulator=group.accumulator, accumulation=accumulation)
             compare(row, what)
 
     def wrong(row: Row, what: str) -> None:

@@ -1,6 +1,6 @@
 """Hold every GEMM of a bundle, with its epilogue, against torch in f32 on a GPU.
 
-    python -m tools.check.sm90_gemm BUNDLE [--family Sm90ClusterGemm]
+    python -m tools.check.sm90_gemm BUNDLE [--family Sm90ClusterGemm Sm90ExactGemm]
 
 Operands are random and padded; outputs are NaN before each launch, and reductions what changes nothing. Each
 kernel is launched twice, and has to give the same bits, but for sums of blocks. Exit status 1 says that
@@ -17,7 +17,8 @@ from typing import Any
 
 import cutlass_aot
 from cutlass_aot.generators.epilogue_functions import torch_functions
-from cutlass_aot.generators.sm90_gemm.generator import epilogue_of
+from cutlass_aot.generators.sm90_gemm.generator import EXACT_FAMILY, FAMILY, epilogue_of
+from cutlass_aot.schema.kernels.accumulation import FAST
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import COLUMN, ELEMENT, ROW, STRIDED_ROW
@@ -47,6 +48,9 @@ NEUTRAL = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 FP8_BOUND = 2e-2
 """The same for FP8 operands, of which tensor cores keep fewer bits while they add up."""
+
+EXACT_FP8_BOUND = 4e-4
+"""The same where they add up 128 products alone."""
 
 
 def check(torch: Any, kernels: Sequence[Any]) -> list[str]:
@@ -161,14 +165,16 @@ class Case:
         """How far an output may be off."""
         dtypes = {operand.name: operand.dtype for operand in self._kernel.operands}
         own = BOUNDS[dtypes[name]]
-        return max(own, FP8_BOUND) if dtypes["a"].startswith("f8") else own
+        if not dtypes["a"].startswith("f8"):
+            return own
+        return max(own, FP8_BOUND if self._kernel.accumulation == FAST else EXACT_FP8_BOUND)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Check what the command line names; 0 if nothing is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--family", default="Sm90ClusterGemm")
+    parser.add_argument("--family", nargs="+", default=[FAMILY, EXACT_FAMILY])
     arguments = parser.parse_args(words)
     import torch
 

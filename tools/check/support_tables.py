@@ -31,11 +31,13 @@ from cutlass_aot.builder.records import Enumeration
 from cutlass_aot.builder.toolchain import detect_compiler
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.generators.device_profiles import profile_for
+from cutlass_aot.generators.gemm import FAST_SUMS_TARGET, has_fast_sums, with_sums
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.entry_points import GENERATORS
+from cutlass_aot.schema.kernels.accumulation import FAST
 from cutlass_aot.schema.kernels.epilogue import (
     COLUMN,
     ELEMENT,
@@ -168,11 +170,11 @@ def dense() -> Iterator[Problem]:
         yield Problem("gemm", ("f64", "f64", out), LAYOUT, "f64")
     yield Problem("gemm", ("f32", "f32", "f32"), LAYOUT, "f32")
     for ab, out in itertools.product(("tf32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
-        yield Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
+        yield from _each_accumulation(Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab)))
     for ab, out in itertools.product(("f16", *EIGHT_BITS), OUTPUTS):
         yield Problem("gemm", (ab, ab, out), LAYOUT, "f16")
     for a, b in (*itertools.permutations(EIGHT_BITS, 2), *itertools.permutations(INTEGERS, 2)):
-        yield Problem("gemm", (a, b, "f32"), LAYOUT, _accumulator(a))
+        yield from _each_accumulation(Problem("gemm", (a, b, "f32"), LAYOUT, _accumulator(a)))
 
 
 def block_scaled() -> Iterator[Problem]:
@@ -199,7 +201,7 @@ def mixed_input() -> Iterator[Problem]:
 def grouped() -> Iterator[Problem]:
     """Grouped GEMMs."""
     for ab, out in itertools.product(("f32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
-        yield Problem("grouped_gemm", (ab, ab, out), LAYOUT, _accumulator(ab))
+        yield from _each_accumulation(Problem("grouped_gemm", (ab, ab, out), LAYOUT, _accumulator(ab)))
     for ab, out in itertools.product(EIGHT_BITS, OUTPUTS):
         yield Problem("grouped_gemm", (ab, ab, out), LAYOUT, "f32", BY_ROWS_AND_BLOCKS)
 
@@ -214,13 +216,23 @@ def fused_operands() -> Iterator[Problem]:
     """GEMMs of equal element types with one epilogue."""
     epilogue = examples()["number"]
     for ab, out in itertools.product(("tf32", *HALVES, *EIGHT_BITS, *INTEGERS), OUTPUTS):
-        yield Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab), epilogue=epilogue)
+        yield from _each_accumulation(
+            Problem("gemm", (ab, ab, out), LAYOUT, _accumulator(ab), epilogue=epilogue)
+        )
 
 
 def layouts(problems: Sequence[Problem]) -> Iterator[Problem]:
     """The same in every layout of a, b and out."""
     for problem, letters in itertools.product(problems, itertools.product("tn", repeat=3)):
         yield replace(problem, layouts="".join(letters))
+
+
+def _each_accumulation(problem: Problem) -> Iterator[Problem]:
+    """A problem with exact sums, and with fast ones where a target has both."""
+    yield problem
+    fast = with_sums(problem, FAST, FAST_SUMS_TARGET)
+    if fast != problem:
+        yield fast
 
 
 def _plain(ab: str, out: str) -> Problem:
@@ -305,6 +317,8 @@ class Generators:
             if problem.operation in instances[name].operations
             for target in instances[name].targets(problem.operation)
             if targets is None or target in targets
+            # Elsewhere all sums are exact.
+            if problem.accumulation != FAST or has_fast_sums(problem, target)
         ]
         profiles = {q.target: profile_for(q.target) for q in queries}
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
@@ -337,7 +351,8 @@ def by_operands(answers: Iterator[Answer]) -> str:
     result: dict[tuple[str, str, str, str, str], dict[str, Counts]] = defaultdict(lambda: defaultdict(dict))
     for answer in answers:
         a, b, out = answer.problem.dtypes
-        row = (answer.generator, a, b, scale_text(answer.problem), answer.problem.accumulator)
+        fast = ", fast sums" if answer.problem.accumulation == FAST else ""
+        row = (answer.generator, a, b, scale_text(answer.problem), answer.problem.accumulator + fast)
         result[row][out][answer.target] = len(answer.kernels)
     scaled = any(row[3] for row in result)
     rows = []
@@ -365,7 +380,8 @@ def by_layout(answers: Iterator[Answer]) -> str:
     """A row for each generator, operands and set of targets: the layouts that there are."""
     result: dict[tuple[str, str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for answer in answers:
-        row = answer.generator, ".".join(answer.problem.dtypes), scale_text(answer.problem)
+        fast = ", fast sums" if answer.problem.accumulation == FAST else ""
+        row = answer.generator, ".".join(answer.problem.dtypes) + fast, scale_text(answer.problem)
         result[row][answer.target].append(answer.problem.layouts)
     scaled = any(row[2] for row in result)
     head = ["generator", "a.b.out", *(["scale factors"] if scaled else []), "targets", "layouts"]
@@ -435,7 +451,7 @@ _FEW_TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_103a")
 
 def _dense_layouts() -> Iterator[Problem]:
     pairs = [("f64", "f64"), ("tf32", "f32"), ("bf16", "bf16"), ("f8e4m3", "bf16"), ("i8", "i32")]
-    return layouts([_plain(*pair) for pair in pairs])
+    return layouts([problem for pair in pairs for problem in _each_accumulation(_plain(*pair))])
 
 
 def _block_scaled_layouts() -> Iterator[Problem]:

@@ -98,7 +98,7 @@ def _check_answer(question: Enumeration, answer: Enumerated) -> None:
             kernel.operation, kernel.target, dtypes, layouts, accumulator, kernel.epilogue,
             scales_of(kernel) if count else expected[-1],
         )  # fmt: skip
-        if found != expected:
+        if found != expected or kernel.accumulation not in ("", problem.accumulation):
             raise GeneratorError(
                 f"generator {question.generator.name!r} answered {question.name} with a kernel for something "
                 f"else: {kernel.name}"

@@ -11,6 +11,7 @@ from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources, headline
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
 from cutlass_aot.generators.device_profiles import builtin_profiles
+from cutlass_aot.generators.gemm import with_sums
 from cutlass_aot.generators.protocol import Generator, Problem, uses_device
 from cutlass_aot.generators.registry import code_origins, find, import_plugin, version_of
 from cutlass_aot.manifest.filters import DesignFilter, spread
@@ -104,7 +105,7 @@ def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
         Enumeration(
             table=index,
             generator=sources.references[table.generator],
-            problem=Problem(table.operation, dtypes, layouts, accumulator, scales, table.epilogue),
+            problem=problem,
             target=target,
         )
         for index, table in enumerate(manifest.tables)
@@ -112,6 +113,14 @@ def enumerations(manifest: Manifest, sources: Sources) -> list[Enumeration]:
         for layouts in table.layouts
         for scales in table.scales
         for target in table.targets
+        for problem in dict.fromkeys(
+            with_sums(
+                Problem(table.operation, dtypes, layouts, accumulator, scales, table.epilogue),
+                accumulation,
+                target,
+            )
+            for accumulation in table.accumulations
+        )
     ]
 
 

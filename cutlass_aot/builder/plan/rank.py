@@ -16,6 +16,7 @@ from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.model import Manifest
 from cutlass_aot.manifest.validation import unknown
 from cutlass_aot.runtime.selection.cost_model import sort_key
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import extent_names, packed, supports
@@ -169,7 +170,10 @@ def requests_of(
             # The operands that an epilogue adds are the same throughout a group.
             count = _OPERANDS_OF_A_GEMM if first.epilogue else len(first.operands)
             dtypes = tuple(operand.dtype for operand in first.operands[:count])
-            problem = Problem(first.operation, dtypes, first.layouts[:count], first.accumulator)
+            problem = Problem(
+                first.operation, dtypes, first.layouts[:count], first.accumulator,
+                accumulation=first.accumulation or EXACT,
+            )  # fmt: skip
             gpu = model.gpus[first.target]
             reference = references[able[0]]
             requests.append(Rank(reference, problem, first.target, tuple(members), accepted, model.name, gpu))

@@ -69,6 +69,7 @@ def enumerate_kernels(
             design={**dict(plain.design), **transports},
             target=target,
             constants=dict(plain.constants),
+            accumulation=plain.accumulation,
         )
 
 

@@ -6,12 +6,14 @@ It imports nothing of the package; operators are passed in. The generator uses i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
-from cutlass_aot.generators.gemm import CONTIGUOUS_MODES, EXTENTS
+from cutlass_aot.generators.gemm import CONTIGUOUS_MODES, EXTENTS, accumulation_of
 from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.schema.kernels.accumulation import FAST
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import BY_DSL
@@ -98,6 +100,7 @@ def record(operator: Any, target: str, device: DeviceProfile) -> Kernel:
         design=chosen,
         target=target,
         constants=constants(chosen, device),
+        accumulation=accumulation_of(replace(problem, accumulation=FAST), target),
     )
 
 

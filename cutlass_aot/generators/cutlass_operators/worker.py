@@ -30,8 +30,9 @@ from cutlass_aot.generators.cutlass_operators import (
 )
 from cutlass_aot.generators.cutlass_operators import epilogue as epilogues
 from cutlass_aot.generators.device_profiles import DeviceProfile
-from cutlass_aot.generators.gemm import EXTENTS, problem_of_kernel
+from cutlass_aot.generators.gemm import EXTENTS, has_fast_sums, problem_of_kernel
 from cutlass_aot.generators.protocol import CompiledFunction, Problem
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -50,7 +51,7 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
     """Every kernel of the package for ``problem`` on ``target``, without listing the catalogue."""
     if len(problem.dtypes) != len(EXTENTS):
         return
-    if _is_dense(problem):
+    if _is_dense(problem, target):
         operators = records.launchable(operators_of(replace(problem, epilogue=None), target).values(), device)
         if problem.epilogue is not None:
             yield from epilogue_records.enumerate_kernels(operators, problem, target, device)
@@ -60,11 +61,15 @@ def enumerate_kernels(problem: Problem, target: str, device: DeviceProfile) -> I
         yield from family.enumerate_kernels(problem, target, device)
 
 
-def _is_dense(problem: Problem) -> bool:
-    """Whether it may be a dense GEMM of the package: torch has its element types as they are."""
+def _is_dense(problem: Problem, target: str) -> bool:
+    """Whether it may be a dense GEMM of the package.
+
+    Torch has its element types as they are, and tensor cores alone add up its sums.
+    """
     dtypes = [DTYPES[dtype] for dtype in problem.dtypes]
     return (
         problem.operation == "gemm"
+        and not (problem.accumulation == EXACT and has_fast_sums(problem, target))
         and problem.scales == (None, None)
         and all(dtype.torch and not dtype.reads and dtype.torch_packs == 1 for dtype in dtypes)
     )

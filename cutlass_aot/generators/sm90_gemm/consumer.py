@@ -74,7 +74,7 @@ def compute_tiles(
         total.fill(0.0)
         tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
         corner = corner_of(tile, block, schedule.extents, plan)
-        if cutlass.const_expr(plan.scaled):
+        if cutlass.const_expr(plan.promoted):
             stage, phase = sum_scaled(
                 total, operands, ring, (stage, phase), schedule.count_k, block, sharer, dtype, plan
             )

@@ -16,8 +16,10 @@ from cutlass_aot.generators.gemm import (
     GROUPED_EXTENTS,
     GROUPED_GEMM,
     MASKED_GROUPED_GEMM,
+    accumulation_of,
     constraints,
     group_constraints,
+    has_fast_sums,
     problem_of_kernel,
     scale_constraints,
     scales_of,
@@ -31,6 +33,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     Plan,
     make_plan,
 )
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -40,13 +43,16 @@ from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
 SCALED_FAMILY = "Sm90BlockScaledGemm"
+EXACT_FAMILY = "Sm90ExactGemm"
 _FAMILIES = {
-    (False, False): FAMILY,
-    (True, False): SCALED_FAMILY,
-    (False, True): "Sm90GroupedGemm",
-    (True, True): "Sm90GroupedBlockScaledGemm",
+    (False, False, False): FAMILY,
+    (True, False, False): SCALED_FAMILY,
+    (False, True, False): EXACT_FAMILY,
+    (False, False, True): "Sm90GroupedGemm",
+    (True, False, True): "Sm90GroupedBlockScaledGemm",
+    (False, True, True): "Sm90GroupedExactGemm",
 }
-"""Families by whether there are scale factors, and groups."""
+"""Families by whether there are scale factors, exact sums of FP8 without factors, and groups."""
 TARGET = "sm_90a"
 INPUTS = {
     "bf16": ("bf16", "f32"),
@@ -78,11 +84,12 @@ class _Design:
     swap: bool
     persistent: bool = False
     scaled: bool = False
+    exact: bool = False
     operation: str = "gemm"
 
     def values(self) -> dict[str, DesignValue]:
         return {
-            "family": _FAMILIES[self.scaled, self.groups],
+            "family": _FAMILIES[self.scaled, self.exact, self.groups],
             "tile_shape": self.tile,
             "cluster_shape": self.cluster,
             "blocks_per_sm": self.blocks,
@@ -96,10 +103,15 @@ class _Design:
         return self.operation in GROUPED_EXTENTS
 
     @property
+    def promoted(self) -> bool:
+        """Whether registers add up the sums of each 128 of K."""
+        return self.scaled or self.exact
+
+    @property
     def warp_groups(self) -> int:
         """Warp groups that compute: three if they can share the rows equally, else one or two."""
         rows = self.tile[1] if self.swap else self.tile[0]
-        if self.scaled and self.blocks == 2:
+        if self.promoted and self.blocks == 2:
             return 1
         return 3 if rows % (3 * ROWS) == 0 else min(2, rows // ROWS)
 
@@ -131,6 +143,7 @@ class _Design:
             output_bits=output_bits,
             fused=fused,
             scaled=self.scaled,
+            exact=self.exact,
             operation=self.operation,
         )
 
@@ -229,7 +242,7 @@ _SCALED_EXCHANGED = {
     (32, 64, 1, 2): "1x1x1",
     (48, 64, 1, 2): "1x1x1",
 }
-"""The same with scale factors and an exchange."""
+"""The same with an exchange, where registers add up the sums of each 128 of K: with factors, or exact."""
 
 _SCALED = {
     (64, 32, 1, 1): "1x1x1",
@@ -243,7 +256,7 @@ _SCALED = {
     (128, 128, 1, 1): "1x1x1",
     (256, 128, 1, 1): "1x1x1",
 }
-"""The same with scale factors."""
+"""The same without an exchange."""
 
 _SCALED_PERSISTENT = {
     (128, 96, 1, 1): "1x1x1",
@@ -254,7 +267,7 @@ _SCALED_PERSISTENT = {
     (256, 112, 1, 1): "1x1x1",
     (256, 128, 1, 1): "1x1x1 1x2x1",
 }
-"""The same with scale factors, for many tiles."""
+"""The same for many tiles."""
 
 
 _GROUPED_EXCHANGED = {
@@ -275,7 +288,7 @@ _GROUPED = {
 _SCALED_GROUPED_EXCHANGED = {
     (16, 128, 1, 1): "1x1x1",
 }
-"""The same for groups of few rows with scale factors."""
+"""The same for groups of few rows where registers add up sums."""
 
 _SCALED_GROUPED = {
     (64, 96, 1, 1): "1x1x1",
@@ -286,7 +299,7 @@ _SCALED_GROUPED = {
     (128, 192, 1, 1): "1x1x1",
     (192, 128, 1, 1): "1x1x1 1x2x1",
 }
-"""The same for groups with scale factors."""
+"""The same for groups."""
 
 _Table = dict[tuple[int, int, int, int], str]
 _TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, bool, bool], ...]] = {
@@ -304,12 +317,12 @@ _TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, bool, bool], ...]] = {
     (False, True): ((_GROUPED_EXCHANGED, True, True), (_GROUPED, False, True)),
     (True, True): ((_SCALED_GROUPED_EXCHANGED, True, True), (_SCALED_GROUPED, False, True)),
 }
-"""By whether there are scale factors, and groups: tables, each with whether operands are exchanged and blocks
-persistent."""
+"""By whether registers add up the sums of each 128 of K, and groups: tables, each with whether operands are
+exchanged and blocks persistent."""
 
 
 def _cost(operation: str) -> str:
-    """The formula by which kernels with scale factors, or of groups, are chosen: microseconds.
+    """The formula by which kernels whose registers add up sums, or of groups, are chosen: microseconds.
 
     Tiles take turns on the multiprocessors, and a tile along K takes what its products or its loads from the
     L2 cache take. The numbers were fitted to times of ``tools/bench/experts.py --kernels`` on an H100, of
@@ -364,13 +377,13 @@ def _cost_of_groups(operation: str) -> str:
     return f"0.79 + maximum({compute}, {memory}) + 0.2 * minimum({compute}, {memory})"
 
 
-def _designs(input_bits: int, scaled: bool, operation: str) -> Iterator[_Design]:
+def _designs(input_bits: int, scaled: bool, exact: bool, operation: str) -> Iterator[_Design]:
     line = LINE_BYTES * 8 // input_bits
-    for table, swap, persistent in _TABLES[scaled, operation in GROUPED_EXTENTS]:
+    for table, swap, persistent in _TABLES[scaled or exact, operation in GROUPED_EXTENTS]:
         for (m, n, lines, blocks), clusters in table.items():
             for cluster in clusters.split():
                 tile = m, n, lines * line
-                yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, operation)
+                yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, exact, operation)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -411,7 +424,8 @@ class Sm90Gemm:
         "cutlass_aot.schema.kernels.formula",
     )
     design: Mapping[str, str] = {
-        "family": f"{FAMILY}; with scale factors, or of groups, {', '.join([*_FAMILIES.values()][1:])}",
+        "family": f"{FAMILY}; with scale factors, exact sums of FP8, or of groups, "
+        f"{', '.join([*_FAMILIES.values()][1:])}",
         "tile_shape": "rows, columns and depth of a block's tile of the output",
         "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",
@@ -504,13 +518,15 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     scaled = problem.scales != (None, None)
     if scaled and (problem.scales != SCALES or bits != 8 or out == "f16" or problem.epilogue is not None):
         return
+    exact = not scaled and problem.accumulation == EXACT and has_fast_sums(problem, target)
     groups = problem.operation in GROUPED_EXTENTS
     if problem.epilogue is not None and (groups or not _fusible(problem.epilogue)):
         return
-    if groups and (problem.layouts != LAYOUTS[0] or (bits == 8 and not scaled) or DTYPES[out].bits != 16):
+    fast = bits == 8 and not (scaled or exact)
+    if groups and (problem.layouts != LAYOUTS[0] or fast or DTYPES[out].bits != 16):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
-    for design in _designs(bits, scaled, problem.operation):
+    for design in _designs(bits, scaled, exact, problem.operation):
         # If columns of B are contiguous, the part of a tile that each block of a cluster loads has to consist
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
@@ -536,5 +552,6 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
         design=design.values(),
         target=TARGET,
         constants=constants,
-        cost=_cost(problem.operation) if design.scaled or design.groups else "",
+        accumulation=accumulation_of(problem, TARGET),
+        cost=_cost(problem.operation) if design.promoted or design.groups else "",
     )

@@ -79,6 +79,7 @@ class Plan:
         staged_bits: bits of an element of the results in shared memory, or before they are stored: 32, an
             accumulator, if several blocks add up or an epilogue follows, else the output's.
         scaled: whether A has a scale factor for each row and 128 of K, and B for 128 columns and 128 of K.
+        exact: whether registers add up the sums of each 128 of K, without scale factors.
         operation: ``"gemm"``, or one on groups of rows of A, each with a B of its own; blocks are then
             persistent.
     """
@@ -94,12 +95,18 @@ class Plan:
     stage_bytes: int
     staged_bits: int
     scaled: bool = False
+    exact: bool = False
     operation: str = "gemm"
 
     @property
     def groups(self) -> bool:
         """Whether rows of A are of groups."""
         return self.operation in GROUPED_EXTENTS
+
+    @property
+    def promoted(self) -> bool:
+        """Whether tensor cores add up 128 of K alone, and registers the rest in f32."""
+        return self.scaled or self.exact
 
     @property
     def output_rows(self) -> int:
@@ -131,10 +138,10 @@ class Plan:
     def pairs(self) -> bool:
         """Whether a thread has room for the products of two tiles along K beside its sums.
 
-        It then scales those of one while the next are computed.
+        It then adds those of one while the next are computed.
         """
         alone = self.tile[0] == ROWS * self.warp_groups <= 2 * ROWS and self.blocks == 1
-        return self.scaled and not self.swap and alone and self.totals <= MOST_PAIRED
+        return self.promoted and not self.swap and alone and self.totals <= MOST_PAIRED
 
     @property
     def hands_over(self) -> bool:
@@ -143,7 +150,7 @@ class Plan:
         # multiprocessor has as many for each of its warps as the part with the most warps.
         warps = self.blocks * (self.warp_groups + 1)
         sums = self.totals
-        if self.scaled:
+        if self.promoted:
             sums += (2 if self.pairs else 1) * ROWS * self.tile[1] // THREADS
         return sums + OTHER_REGISTERS > REGISTERS // WARPS // WARP // warps
 
@@ -211,7 +218,7 @@ class Plan:
 
         Of two blocks on a multiprocessor, one computes while the other stores.
         """
-        persistent = bool(self.active) and (self.scaled or self.groups) and self.blocks == 1
+        persistent = bool(self.active) and (self.promoted or self.groups) and self.blocks == 1
         return persistent and self.direct and not self.swap and self.staged_bits == 16
 
     @property
@@ -277,12 +284,13 @@ def make_plan(
     output_bits: int,
     fused: bool = False,
     scaled: bool = False,
+    exact: bool = False,
     operation: str = "gemm",
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
     Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are,
-    ``scaled`` if there are scale factors.
+    ``scaled`` if there are scale factors, ``exact`` if registers add up the sums of each 128 of K without.
     Raises :class:`ValueError` if the results, or two stages, do not fit, the registers of several blocks
     do not suffice, or blocks cannot share the results or an operand's tile equally.
     """
@@ -301,10 +309,13 @@ def make_plan(
         stage_bytes=stage_bytes,
         staged_bits=32 if cluster[2] > 1 or fused else output_bits,
         scaled=scaled,
+        exact=exact,
         operation=operation,
     )
-    if scaled and depth * input_bits // 8 != SCALED_BLOCK:
-        raise ValueError(f"a tile along K of {depth} is not the {SCALED_BLOCK} elements that share a factor")
+    if plan.promoted and depth * input_bits // 8 != SCALED_BLOCK:
+        raise ValueError(
+            f"a tile along K of {depth} is not the {SCALED_BLOCK} elements that tensor cores add up"
+        )
     if plan.hands_over:
         # Registers come in eights. With fewer than they ask for, the warps that compute would wait for ever.
         given = REGISTERS // (blocks * plan.threads) // 8 * 8 * plan.threads
@@ -316,7 +327,7 @@ def make_plan(
             )
     if plan.groups and not (active and cluster[2] == 1):
         raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
-    if blocks > 1 and plan.hands_over and not scaled:
+    if blocks > 1 and plan.hands_over and not plan.promoted:
         raise ValueError(f"{blocks} blocks with a tile {tile} leave no registers to hand over")
     lines = depth * input_bits // 8 // LINE_BYTES
     for extent, sharers in ((rows, cluster[1]), (columns, cluster[0])):

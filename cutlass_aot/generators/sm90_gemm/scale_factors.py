@@ -115,8 +115,10 @@ def begin_load(source: Any, to: Any, count: int) -> None:
     cute.copy(copy, cute.make_tensor(source, layout), cute.make_tensor(to, layout))
 
 
-def room_for_factors(plan: Any) -> tuple[Any, Any]:
-    """Registers for the factors of a thread's sums: of A's rows, and of pieces of B."""
+def room_for_factors(plan: Any) -> tuple[Any, Any] | None:
+    """Registers for the factors of a thread's sums: of A's rows, and of pieces of B; None without factors."""
+    if not plan.scaled:
+        return None
     rows, columns, _ = plan.tile
     blocks = rows // (ROWS * plan.warp_groups)
     counts = (columns // 4, blocks) if plan.swap else (2 * blocks, plan.factors[1])
@@ -125,11 +127,14 @@ def room_for_factors(plan: Any) -> tuple[Any, Any]:
     )
 
 
-def read_factors(to: tuple[Any, Any], memory: Any, thread: Any, plan: Any) -> None:
-    """Read the factors of the sums that a thread has, of a stage: of A's rows, and of pieces of B.
+def read_factors(to: tuple[Any, Any] | None, ring: Ring, stage: Any, thread: Any, plan: Any) -> None:
+    """Read the factors of the sums that a thread has, of a stage: of A's rows, and of pieces of B, if any.
 
     A thread has two neighbouring columns of each eight, in two of each 64 rows of the tensor core.
     """
+    if to is None:
+        return
+    memory = ring.factors + stage * plan.factor_stride
     rows, columns, _ = plan.tile
     count_a, count_b = plan.factors
     of_a, of_b = to

@@ -1,4 +1,4 @@
-"""The loop over K of FP8 operands with scale factors: products of each 128 of K are scaled, and added in f32.
+"""The loop over K of FP8 operands: sums over each 128 of K are added in f32, scaled if there are factors.
 
 Tensor cores keep fewer bits of a sum of FP8 products than f32 has. So they add up 128 of K, and registers
 have the sum over all of K: its error does not grow with K.
@@ -22,7 +22,7 @@ from cutlass_aot.generators.sm90_gemm.scale_factors import read_factors, room_fo
 from cutlass_aot.generators.sm90_gemm.tiles import Block
 
 UNROLLED = 4
-"""Tiles along K of a turn of the loop, where sums are scaled after each."""
+"""Tiles along K of a turn of the loop, where sums are added after each."""
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -37,12 +37,12 @@ def sum_scaled(
     dtype: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> tuple[Any, Any]:
-    """Add up the products of all tiles along K, each times its factors.
+    """Add up the products of all tiles along K, each times its factors if it has some.
 
     Args:
         total: sums of this thread, which are 0.
         operands: A and B.
-        ring: stages, and their factors.
+        ring: stages, and their factors if there are any.
         state: stage and phase of the ring.
         count_k: tiles along K.
         block: this one.
@@ -68,9 +68,11 @@ def sum_scaled(
     alone = count_k
     if cutlass.const_expr(plan.pairs):
         alone = count_k % 2
-    for _index_k in cutlass.range(alone, unroll=1 if plan.pairs else UNROLLED):
+    # Without factors, the compiler would keep more of the sums of several turns than there are registers for.
+    spills = plan.exact and instructions > 1
+    for _index_k in cutlass.range(alone, unroll=1 if plan.pairs or spills else UNROLLED):
         cute.arch.mbarrier_wait(ring.full + stage, phase)
-        read_factors(own, ring.factors + stage * plan.factor_stride, block.thread, plan)
+        read_factors(own, ring, stage, block.thread, plan)
         for index in cutlass.range_constexpr(instructions):
             issue(mmas, part, operands, index, stage)
             # Other warp groups, or blocks, compute meanwhile.
@@ -84,12 +86,12 @@ def sum_scaled(
         other, others = cute.make_rmem_tensor(shape, cutlass.Float32), room_for_factors(plan)
         for _pair in cutlass.range(count_k // 2, unroll=1):
             cute.arch.mbarrier_wait(ring.full + stage, phase)
-            read_factors(own, ring.factors + stage * plan.factor_stride, block.thread, plan)
+            read_factors(own, ring, stage, block.thread, plan)
             issue(mmas, part, operands, 0, stage)
             before = stage
             stage, phase = following(stage, phase, plan)
             cute.arch.mbarrier_wait(ring.full + stage, phase)
-            read_factors(others, ring.factors + stage * plan.factor_stride, block.thread, plan)
+            read_factors(others, ring, stage, block.thread, plan)
             issue(mmas, other, operands, 0, stage)
             warpgroup.wait_group(1)
             release(ring.empty + before, block.lane, sharer, plan)
@@ -114,12 +116,17 @@ def issue(mmas: tuple[Any, Any], part: Any, operands: Operands, block: int, stag
     warpgroup.commit_group()
 
 
-def add_scaled(total: Any, part: Any, factors: tuple[Any, Any], block: int, plan: Any) -> None:
+def add_scaled(total: Any, part: Any, factors: tuple[Any, Any] | None, block: int, plan: Any) -> None:
     """Add the sums over one tile along K, times their factors, to those of the tiles before.
 
     ``part`` are those of a block of 64 rows of each warp group, ``factors`` what :func:`read_factors` read.
     """
     _, columns, _ = plan.tile
+    if factors is None:
+        for index in range(columns // 2):
+            whole = block * columns // 2 + index
+            total[whole] = total[whole] + settled(part[index])
+        return
     of_a, of_b = factors
     products: dict[tuple[int, int], Any] = {}
     for group in range(columns // 8):

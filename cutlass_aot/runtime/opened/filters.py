@@ -15,6 +15,7 @@ from cutlass_aot.schema.words import did_you_mean, few
 Filters = Mapping[str, "str | Sequence[str]"]
 
 _OF_GROUP: Mapping[str, Callable[[GroupEntry], str]] = {
+    "accumulation": lambda group: group.accumulation,
     "accumulator": lambda group: group.accumulator,
     "dtypes": lambda group: ".".join(operand.dtype for operand in group.operands),
     "epilogue": lambda group: group.epilogue,

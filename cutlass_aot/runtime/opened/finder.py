@@ -388,6 +388,9 @@ class Finder:
         constants = None if machine is None else tiers.estimating(serving.known, candidates, machine)
         if launcher is None or machine is None or constants is None:
             return None
+        if entries[0].cost and serving.known.fit(machine) is None:
+            # Their author's formula chooses, which native code does not know.
+            return None
         function = serving.function(launcher, ordinal, candidates, constants, machine)
         handles = self.handles(entries[0])
         kernels = tuple(handles[position] for position in candidates.table.column("position"))

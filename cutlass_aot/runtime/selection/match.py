@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cutlass_aot.errors import KernelNotFound, MisplacedOperand, OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
+from cutlass_aot.schema.kernels.accumulation import FAST
 from cutlass_aot.schema.kernels.constraints import BATCH, LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import (
     OperandDescription,
@@ -80,8 +81,8 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
     """Whether a group serves a query.
 
     Refusals that no copy of an operand could avoid are further than any refusal of operands: another
-    operation is the furthest, then another epilogue, then another target. A refusal of the accumulator alone
-    is the nearest.
+    operation is the furthest, then another epilogue, then another target. A refusal of the accumulator or
+    of its sums alone is the nearest.
     """
     if group.operation != query.operation:
         return Rejected(f"expected operation {group.operation}, got {query.operation}", -3)
@@ -102,6 +103,12 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
         return verdict
     if query.accumulator not in (None, group.accumulator):
         return Rejected(f"expected accumulator {group.accumulator}, got {query.accumulator}", NEAREST)
+    if group.accumulation == FAST and query.accumulation != FAST:
+        return Rejected(
+            "its sums are fast, with fewer bits than its accumulator: permit them by accumulation='fast', or "
+            "build kernels with accumulation = 'exact'",
+            NEAREST,
+        )
     return verdict
 
 
@@ -122,14 +129,16 @@ def explain(groups: Iterable[GroupEntry], query: Query) -> Explanation:
 
 
 def serving(groups: KeptGroups, query: Query, target: str) -> list[GroupEntry]:
-    """Groups of one target that serve a query, all with the same accumulator and epilogue.
+    """Groups of one target that serve a query, all with the same accumulator, accumulation and epilogue.
 
+    Where the query permits fast sums, only groups that have them serve, if there are any.
     Where the query leaves the accumulator open, it is the first that serves of these: the usual one for the
     output's element type (f64 for f64, f32 for other floating types, i32 for integers), then the others by
     name.
     """
     candidates = list(_candidates(groups, query, target))
     fitting = [group for group in candidates if judge(group, query)]
+    fitting = [group for group in fitting if group.accumulation == FAST] or fitting
     if not fitting:
         return []
     if query.epilogue is None:

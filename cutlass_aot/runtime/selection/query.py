@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import ManifestError, OperandError
 from cutlass_aot.runtime.launching.tensors import View
+from cutlass_aot.schema.kernels.accumulation import ACCUMULATIONS, EXACT, RequestedAccumulation
 from cutlass_aot.schema.kernels.design import NO_VALUES, DesignValue, Values, is_value
 from cutlass_aot.schema.kernels.operands import OperandDescription, in_words
 
@@ -54,6 +55,7 @@ class Query(NamedTuple):
         operands: descriptions in the order of the call.
         names: of the operands given by name, which come last.
         parameters: what the operation leaves open, sorted by name.
+        accumulation: whether sums have to be exact, or may be fast.
     """
 
     operation: str
@@ -64,6 +66,7 @@ class Query(NamedTuple):
     operands: tuple[OperandDescription, ...]
     names: tuple[str, ...] = ()
     parameters: Values = NO_VALUES
+    accumulation: RequestedAccumulation = EXACT
 
     def __str__(self) -> str:
         unnamed = len(self.operands) - len(self.names)
@@ -73,9 +76,10 @@ class Query(NamedTuple):
         )
         epilogue = f", epilogue {self.epilogue!r}" if self.epilogue else ""
         parameters = "".join(f", {name} = {value}" for name, value in self.parameters)
+        fast = "" if self.accumulation == EXACT else f", accumulation {self.accumulation}"
         return (
-            f"{self.operation} on {operands}; accumulator {self.accumulator or 'any'}{epilogue}{parameters}; "
-            f"{self.where}"
+            f"{self.operation} on {operands}; accumulator {self.accumulator or 'any'}{fast}{epilogue}"
+            f"{parameters}; {self.where}"
         )
 
 
@@ -91,6 +95,7 @@ class Computation(NamedTuple):
         names: of the operands that are given by name, sorted.
         reads: for each operand the element type that its memory is to be read as, ``""`` for its own; empty
             if that holds for all.
+        accumulation: whether sums have to be exact, or may be fast.
     """
 
     operation: str
@@ -99,6 +104,7 @@ class Computation(NamedTuple):
     parameters: Values = NO_VALUES
     names: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    accumulation: RequestedAccumulation = EXACT
 
     @classmethod
     def of(
@@ -108,11 +114,16 @@ class Computation(NamedTuple):
         accumulator: str | None,
         parameters: Parameters | None,
         named: Mapping[str, Any],
+        accumulation: RequestedAccumulation = EXACT,
     ) -> Computation:
         """The computation of a call. Without operands by name, there is no epilogue unless one is given."""
         names = tuple(sorted(named)) if named else ()
         if epilogue is not None and not isinstance(epilogue, str):
             raise OperandError(f"epilogue: expected a formula as text, got {epilogue!r}")
+        if accumulation not in ACCUMULATIONS:
+            raise OperandError(
+                f"accumulation: expected {' or '.join(map(repr, ACCUMULATIONS))}, got {accumulation!r}"
+            )
         if epilogue:
             epilogue = _as_in_records(epilogue, names)
         return cls(
@@ -121,6 +132,7 @@ class Computation(NamedTuple):
             accumulator,
             _checked(parameters) if parameters else NO_VALUES,
             names,
+            accumulation=accumulation,
         )
 
     def reading(self, operands: Sequence[Any]) -> Computation:
@@ -141,4 +153,5 @@ class Computation(NamedTuple):
             operands,
             self.names,
             self.parameters,
+            self.accumulation,
         )

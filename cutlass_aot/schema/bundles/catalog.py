@@ -42,11 +42,12 @@ from cutlass_aot.schema.codec import (
     within,
 )
 from cutlass_aot.schema.encoding import decode, encode, seal, shown, unseal
+from cutlass_aot.schema.kernels.accumulation import Accumulation
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, check_operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 11
+SCHEMA = 12
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
@@ -157,6 +158,7 @@ class GroupEntry(NamedTuple):
     parameters: Annotated[Values, AS_MAP] = NO_VALUES
     requests: FileReference | None = None
     cost: str = ""
+    accumulation: Accumulation = ""
 
     @property
     def files(self) -> tuple[FileReference, ...]:

@@ -158,6 +158,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
             constants=constants,
             workspace_bytes=workspace,
             parameters=dict(group.parameters),
+            accumulation=group.accumulation,
             cost=group.cost,
             digest=self.digest(position),
         )

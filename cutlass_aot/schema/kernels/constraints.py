@@ -20,7 +20,10 @@ ANY_SHAPE = ("*",)
 MAX_RANK = 8
 """Modes of an operand; ``MAX_RANK`` of ``builder/native/launcher.c``."""
 
-CALL_NAMES = ("accumulator", "epilogue", "gpu", "operation", "parameters", "stream", "target", "workspace")
+CALL_NAMES = (
+    "accumulation", "accumulator", "epilogue", "gpu", "operation", "parameters", "stream", "target",
+    "workspace",
+)  # fmt: skip
 """Arguments of a call that are not operands; no operand can have their names."""
 
 MAX_OPERANDS = 16

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cutlass_aot.schema.codec import AS_MAP, OMIT, Check, to_plain
 from cutlass_aot.schema.encoding import digest, encode, encode_text, is_digest, join_map
+from cutlass_aot.schema.kernels.accumulation import EXACT, Accumulation
 from cutlass_aot.schema.kernels.artifact import symbol_of
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, Operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, DesignValue, Values
@@ -35,6 +36,8 @@ class Kernel:
         constants: numbers from a device profile that are compiled in, sorted by name.
         workspace_bytes: bytes of device memory a launch needs beside its operands.
         parameters: what else decides the result, beside the operation and the operands, sorted by name.
+        accumulation: whether sums are exact or fast; ``""`` where a computation has one kind of kernels. The
+            digest covers ``exact`` alone: there were fast ones, and measurements of them, before.
         cost: formula of :mod:`~.cost` by which kernels of its group are chosen; ``""`` for none. It decides
             nothing of the code, and is not part of the digest.
     """
@@ -49,6 +52,7 @@ class Kernel:
     constants: Annotated[tuple[tuple[str, int], ...], AS_MAP] = ()
     workspace_bytes: int = 0
     parameters: Annotated[Values, AS_MAP, OMIT] = NO_VALUES
+    accumulation: Annotated[Accumulation, OMIT] = ""
     cost: Annotated[str, OMIT] = field(default="", compare=False)
     # Computed once, when first needed: a plan of ten thousand kernels reads each several times.
     _digest: str = field(default="", init=False, repr=False, compare=False)
@@ -69,6 +73,7 @@ class Kernel:
         constants: Mapping[str, int] | None = None,
         workspace_bytes: int = 0,
         parameters: Mapping[str, DesignValue] | None = None,
+        accumulation: Accumulation = "",
         cost: str = "",
         digest: str = "",
     ) -> "Kernel":
@@ -84,6 +89,7 @@ class Kernel:
             constants=tuple(sorted((constants or {}).items())),
             workspace_bytes=workspace_bytes,
             parameters=Values.of(parameters or {}),
+            accumulation=accumulation,
             cost=cost,
         )
         object.__setattr__(made, "_digest", digest)
@@ -125,6 +131,7 @@ class Kernel:
         """The fields that :attr:`group` is the digest of."""
         return (
             self.operation, self.operands, self.accumulator, self.epilogue, self.target, self.parameters,
+            self.accumulation,
         )  # fmt: skip
 
     @property
@@ -136,7 +143,8 @@ class Kernel:
     def group_name(self) -> str:
         """Readable name of the group, such as ``gemm-f16.f16.f16-f32-tnt-sm_90a``."""
         dtypes = ".".join(operand.dtype for operand in self.operands)
-        parts = [self.operation, dtypes, self.accumulator, self.layouts, self.target]
+        exact = EXACT if self.accumulation == EXACT else ""
+        parts = [self.operation, dtypes, self.accumulator, exact, self.layouts, self.target]
         parts = [part for part in parts if part]
         if self.epilogue:
             parts.append(digest(self.epilogue.encode())[:8])
@@ -161,7 +169,7 @@ class Kernel:
         return "-".join(filter(None, (self.group_name, design, self.digest[:8])))
 
 
-_Function = tuple[str, tuple[OperandConstraint, ...], str, str, str, Values]
+_Function = tuple[str, tuple[OperandConstraint, ...], str, str, str, Values, Accumulation]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -172,6 +180,7 @@ def _encoded_operation(
     epilogue: str,
     target: str,
     parameters: Values,
+    accumulation: Accumulation,
 ) -> dict[str, bytes]:
     """The encodings of :attr:`Kernel._function`, cached because hundreds of kernels share them."""
     parts = {
@@ -183,6 +192,8 @@ def _encoded_operation(
     }
     if parameters:
         parts["parameters"] = encode(dict(parameters))
+    if accumulation == EXACT:
+        parts["accumulation"] = encode(accumulation)
     return parts
 
 

@@ -137,12 +137,15 @@ class _Models:
 
         Kernels are alike if they have the same tiling and inputs of the same width; what was measured on this
         GPU model goes before what was measured on another and is scaled to it. The regression is that of
-        the group, or else of a group with inputs of the same width, or else of any.
+        the group, or else of a group with inputs of the same width, or else of any. Kernels with a cost
+        formula of their author's are chosen by that unless their group was measured.
         """
         fitted = () if group is None or group.usable_model is None else group.kernels
         found = {kernel.digest: kernel.costs for kernel in fitted if kernel.costs is not None}
         for kernel in members:
             if kernel.digest in found or not Traffic.of(kernel.operands).of_gemm:
+                continue
+            if kernel.cost and group is None:
                 continue
             bits, tiling = _input_bits(kernel), Tiling.of(kernel)
             models = self._models.get(kernel.target, [])

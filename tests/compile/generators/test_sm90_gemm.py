@@ -49,6 +49,10 @@ REDUCTIONS = parse_epilogue(
         "amax": {"extents": "1"},
     },
 )
+SCALED_ROWS = parse_epilogue(
+    "D = accum * scale_a * scale_b",
+    {"scale_a": {"dtype": "f32", "extents": "M"}, "scale_b": {"dtype": "f32", "extents": "N"}},
+)
 FP8 = ("f8e4m3", "f8e4m3", "bf16")
 CASES = (
     # Exchanged operands, a sum over a cluster, two blocks a multiprocessor.
@@ -64,7 +68,7 @@ CASES = (
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "192x256x64", "1x1x1", True),
     (Problem("gemm", ("f16", "f16", "f32"), "tnt", "f32"), "128x144x64", "1x1x1", True),
     (Problem("gemm", ("bf16", "bf16", "bf16"), "ttt", "f32"), "192x128x64", "1x2x1", False),
-    (Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32"), "192x112x128", "1x1x1", True),
+    (Problem("gemm", FP8, "tnt", "f32", accumulation="fast"), "192x112x128", "1x1x1", True),
     (
         Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
         "128x224x64", "2x1x1", True,
@@ -81,7 +85,9 @@ CASES = (
         "128x144x64", "1x1x1", True,
     ),
     (
-        Problem("gemm", ("f8e4m3", "f8e4m3", "f8e4m3"), "tnt", "f32", epilogue=REDUCTIONS),
+        Problem(
+            "gemm", ("f8e4m3", "f8e4m3", "f8e4m3"), "tnt", "f32", epilogue=REDUCTIONS, accumulation="fast"
+        ),
         "8x64x256", "1x1x4", False,
     ),
     # Scale factors: products of two tiles along K at once; twice 64 rows one after the other, and three warp
@@ -91,6 +97,14 @@ CASES = (
     (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "192x128x128", "1x1x1", True),
     (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "64x192x128", "1x1x1", False),
     (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "16x64x128", "1x1x4", False),
+    # Exact sums without factors, the same; with an epilogue; with results that stay f32; of groups.
+    (Problem("gemm", FP8, "tnt", "f32"), "128x128x128", "1x1x1", False),
+    (Problem("gemm", FP8, "tnt", "f32"), "256x128x128", "1x2x1", True),
+    (Problem("gemm", FP8, "tnt", "f32", epilogue=SCALED_ROWS), "64x192x128", "1x1x1", False),
+    (Problem("gemm", FP8, "tnt", "f32", epilogue=SCALED_ROWS), "256x128x128", "1x1x1", False),
+    (Problem("gemm", ("f8e4m3", "f8e4m3", "f32"), "tnt", "f32"), "192x128x128", "1x2x1", True),
+    (Problem("gemm", FP8, "tnt", "f32"), "8x64x128", "1x1x4", False),
+    (Problem("grouped_gemm", FP8, "tnt", "f32"), "128x128x128", "1x1x1", True),
     # Groups, one after the other and in a matrix each.
     (Problem("grouped_gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "128x256x64", "1x2x1", True),
     (Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "16x128x128", "1x1x1", True),
@@ -155,18 +169,31 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
     for kernel, data in objects:
         plan = plan_of(kernel)
         code = Counter(
-            re.findall(r"\b([HQ]GMMA|UTMALDG|WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR)\b", disassemble(data))
+            re.findall(
+                r"\b([HQ]GMMA|UTMALDG|WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR|FADD|FFMA|LDGSTS)\b",
+                disassemble(data),
+            )
         )
         fp8 = kernel.operands[0].dtype == "f8e4m3"
         depth = 32 if fp8 else 16
         rows = plan.tile[0] // (64 * plan.warp_groups)
         instructions, tile = code["QGMMA" if fp8 else "HGMMA"], plan.tile[2] // depth
         assert code["UTMALDG"] >= 2
-        if plan.scaled:
-            # Sums are scaled after each tile: one wait for each time that a tile, or 64 rows of it, is begun.
+        if plan.promoted:
+            # Sums are added after each tile: one wait for each time that a tile, or 64 rows of it, is begun.
             assert instructions % (rows * tile) == 0, kernel.name
             assert code["WARPGROUP.ARRIVE"] == instructions // tile, kernel.name
             assert code["WARPGROUP.DEPBAR"] == instructions // tile, kernel.name
+            # One instruction adds each sum to that of the tiles before, scaled or not.
+            sums = instructions // tile * plan.tile[1] // 2
+            if plan.scaled:
+                assert code["FFMA"] >= sums, kernel.name
+                assert code["LDGSTS"], kernel.name
+            else:
+                # Those of several blocks are added once more.
+                vectors = plan.vector * -(-plan.totals // plan.vector)
+                assert sums <= code["FADD"] <= sums + (plan.split - 1) * vectors, kernel.name
+                assert not code["FFMA"] + code["LDGSTS"], kernel.name
             continue
         assert instructions == rows * tile, kernel.name
         # One for a whole tile, and one wait in the loop and one after it: where the assembler cannot keep
@@ -187,7 +214,7 @@ def test_tma_stores_what_persistent_blocks_of_scaled_and_grouped_kernels_compute
         # Rows at the end of a group are stored from registers; without groups there is nothing else.
         assert (code["STG"] > 0) == (plan.groups or not plan.by_tma), kernel.name
         by_tma += plan.by_tma
-    assert by_tma == 4
+    assert by_tma == 6
 
 
 def test_factors_are_loaded_in_few_instructions(objects: list[tuple[Kernel, bytes]]) -> None:

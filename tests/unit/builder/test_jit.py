@@ -11,6 +11,7 @@ import cutlass_aot
 from cutlass_aot import policy
 from cutlass_aot.builder import jit
 from cutlass_aot.errors import CompileError, KernelNotFound, LaunchError, OperandError
+from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.selection.query import Query
 from tests.support.bundles import ClaimsCuda, write_bundle
@@ -82,8 +83,8 @@ def use(monkeypatch):
     return use
 
 
-def query(a, b, out, accumulator=None):
-    return Query("gemm", "", accumulator, (), "GPU 0", (a, b, out))
+def query(a, b, out, accumulator=None, accumulation="exact"):
+    return Query("gemm", "", accumulator, (), "GPU 0", (a, b, out), accumulation=accumulation)
 
 
 def linear(m=64, n=128, k=256, **how):
@@ -126,6 +127,17 @@ def test_strides_give_the_layouts_and_an_extent_of_one_both(use):
     assert not list(jit.problems_of(query(d((8, 8), "f16", strides=(16, 2)), *linear()[1:])))
     (named,) = jit.problems_of(query(*linear(), accumulator="f16"))
     assert named.accumulator == "f16"
+
+
+def test_fast_sums_are_compiled_where_they_are_permitted(use):
+    use(Sm90Gemm())
+    a, b, out = linear()
+    operands = a._replace(dtype="f8e4m3"), b._replace(dtype="f8e4m3"), out._replace(dtype="bf16")
+    for accumulation in ("exact", "fast"):
+        chosen = jit._choose(query(*operands, accumulation=accumulation), H200)[0]
+        assert chosen.accumulation == accumulation
+        # Everything else has one kind of sums.
+        assert jit._choose(query(a, b, out, accumulation=accumulation), H200)[0].accumulation == ""
 
 
 def test_what_no_kernel_demands_is_a_miss_too(use):

@@ -99,6 +99,20 @@ def test_an_exclude_that_leaves_nothing_is_named():
         chosen('exclude = {tile = "*"}')
 
 
+def test_sums_of_fp8_on_sm_90a_alone_are_asked_for_in_each_way():
+    parsed = manifest(
+        'accumulation = ["exact", "fast"]',
+        HEAD.replace('"f16"', '["f16", "f8e4m3"]').replace('"sm_90a"', '"sm_90a", "sm_100a"'),
+    )
+    questions = [(q.problem.dtypes[0], q.target, q.problem.accumulation) for q in enumerations(
+        parsed, load_sources(parsed)
+    )]  # fmt: skip
+    assert questions == [
+        ("f16", "sm_90a", "exact"), ("f16", "sm_100a", "exact"),
+        ("f8e4m3", "sm_90a", "exact"), ("f8e4m3", "sm_90a", "fast"), ("f8e4m3", "sm_100a", "exact"),
+    ]  # fmt: skip
+
+
 def test_an_empty_enumeration_is_named():
     parsed = manifest()
     questions = enumerations(parsed, load_sources(parsed))

@@ -71,9 +71,9 @@ def said(
         ),
         (
             "sm90_gemm",
-            {"dtypes": "f8e4m3.f8e4m3.bf16", "operation": "grouped_gemm"},
-            "it has some with factors f32 of 128 elements for `a` and 128 x 128 for `b`, "
-            "or with bf16 as `a` and `b`",
+            {"dtypes": "f8e4m3.f8e4m3.bf16", "operation": "grouped_gemm", "accumulation": "fast"},
+            'it has some with accumulation = "exact", '
+            "or with factors f32 of 128 elements for `a` and 128 x 128 for `b`, or with bf16 as `a` and `b`",
         ),
         # Two things at once.
         (

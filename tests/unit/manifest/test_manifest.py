@@ -102,6 +102,16 @@ def test_any_operation_can_list_its_operands():
     assert table.combinations == ((("f32", "f32"), "f32"),)
 
 
+def test_sums_are_exact_unless_a_table_says_otherwise():
+    for written, expected in (
+        ("", ("exact",)),
+        ('accumulation = "fast"', ("fast",)),
+        ('accumulation = ["fast", "exact"]', ("exact", "fast")),
+    ):
+        (table,) = parse(GOOD + written).tables
+        assert table.accumulations == expected
+
+
 MISTAKES = {
     "unknown top-level key": (GOOD + "\n[extra]\n", "unknown key 'extra' in the top level: expected one of"),
     "unknown bundle key": (GOOD.replace("device =", "devices ="), r"unknown key 'devices' in \[bundle\]"),
@@ -182,6 +192,10 @@ MISTAKES = {
     "operands of nothing": (
         GOOD.replace('ab = ["f16", "i8"]\nout = ["same", "f32"]', "").replace('"gemm"', '"copy"'),
         r"kernels\[0\].layouts: needs operands",
+    ),
+    "unknown accumulation": (
+        GOOD + 'accumulation = "fats"',
+        r"kernels\[0\].accumulation: unknown 'fats': expected one of exact, fast; did you mean 'fast'",
     ),
     "unknown host": (
         GOOD.replace("device =", 'hosts = ["sparc"]\ndevice ='),

@@ -29,6 +29,7 @@ CHANGES: dict[str, Any] = {
     "constants": {"max_active_clusters_1": 148},
     "workspace_bytes": 16,
     "parameters": {"n": 4096},
+    "accumulation": "exact",
 }
 
 
@@ -42,6 +43,17 @@ def test_a_cost_formula_decides_nothing_of_the_code() -> None:
     assert (changed, changed.symbol, key(changed, "1", "t")) == (BASE, BASE.symbol, key(BASE, "1", "t"))
     assert from_plain(Kernel, to_plain(changed), "it").cost == "N / 2"
     assert "cost" not in to_plain(BASE)
+
+
+def test_fast_sums_are_what_kernels_had_before_there_were_exact_ones() -> None:
+    fast, exact = (gemm(accumulation=accumulation) for accumulation in ("fast", "exact"))
+    plain = gemm()
+    assert (fast.digest, fast.group, fast.name) == (plain.digest, plain.group, plain.name)
+    assert exact.group != fast.group
+    assert exact.group_name == "gemm-f16.f16.f16-f32-exact-tnt-sm_90a"
+    assert "accumulation" not in to_plain(plain)
+    for kernel in (fast, exact, plain):
+        assert from_plain(Kernel, to_plain(kernel), "it") == kernel
 
 
 @pytest.mark.parametrize("field", sorted(CHANGES))

@@ -133,6 +133,17 @@ def test_scaled_mm(fake):
         aot.mm(a, b, bundle=fake)
 
 
+def test_scaled_mm_with_fast_sums_has_to_permit_them():
+    fast = CpuBundle(kernels(("f8e4m3", "f8e4m3", "bf16"), ("tnt",), accumulation="fast"))
+    a = random(4, 8, dtype=torch.float8_e4m3fn)
+    b = random(6, 8, dtype=torch.float8_e4m3fn).t()
+    one = torch.tensor(1.0)
+    with pytest.raises(KernelNotFound, match="permit them by accumulation='fast'"):
+        aot.scaled_mm(a, b, one, one, bundle=fast, out_dtype=torch.float32)
+    ours = aot.scaled_mm(a, b, one, one, bundle=fast, out_dtype=torch.float32, accumulation="fast")
+    torch.testing.assert_close(ours, (a.float() @ b.float()).bfloat16().float(), rtol=0, atol=0)
+
+
 def test_scaled_mm_where_the_product_is_bf16(fake):
     a = random(4, 8, dtype=torch.float8_e5m2)
     b = random(6, 8, dtype=torch.float8_e5m2).t()
