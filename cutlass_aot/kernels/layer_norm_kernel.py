@@ -42,7 +42,7 @@ def layer_norm_kernel(
     row, lane, count, writable = rows.own_row(x, elements, row_threads)
     inputs, outputs = in_vectors(x, elements), in_vectors(out, elements)
     weights = in_vectors(weight, elements)
-    of_sum, of_squares = rows.shared_numbers(row_threads), rows.shared_numbers(row_threads)
+    shared = rows.shared_numbers(row_threads, 2)
     first, end = rows.beyond(steps, row_threads, lane, count)
     columns = cutlass.Float32(x.shape[1])
 
@@ -56,7 +56,7 @@ def layer_norm_kernel(
         part = sum_of(load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32))
         total += rows.kept(vector < count, part)
     rows.keep_packed(held)
-    mean = rows.sum_of_row(total, row_threads, of_sum) / columns
+    mean = rows.sum_of_row(total, 0, row_threads, shared) / columns
 
     squares = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
@@ -66,7 +66,7 @@ def layer_norm_kernel(
         difference = load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32) - mean
         squares += rows.kept(vector < count, sum_of(difference * difference))
     rows.keep_packed(held)
-    factor = cute.math.rsqrt(rows.sum_of_row(squares, row_threads, of_squares) / columns + eps)
+    factor = cute.math.rsqrt(rows.sum_of_row(squares, 1, row_threads, shared) / columns + eps)
 
     for step in cutlass.range_constexpr(steps):
         vector = step * row_threads + lane
@@ -111,8 +111,4 @@ def layer_norm(
     offset = None if cutlass.const_expr(bias is None) else as_row(bias)
     layer_norm_kernel(
         x, as_row(weight), offset, out, eps, row_threads, rows.steps_of(held, x.element_type)
-    ).launch(
-        grid=(rows.blocks_of(x.shape[0], row_threads), 1, 1),
-        block=(rows.block_threads(row_threads), 1, 1),
-        stream=stream,
-    )
+    ).launch(**rows.launch_shape(x.shape[0], row_threads), stream=stream)

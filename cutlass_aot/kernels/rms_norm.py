@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, SMALLER_DESIGNS, cost, design_for
+from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, cost, design_for
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.targets import targets_with
@@ -55,7 +55,7 @@ def rms_norm(n: int | str, dtype: str, row: tuple[int, int]) -> Any:
 @kernel(
     name="fused_rms_norm",
     params={"dtype": ["bf16", "f16"], "weight": ["bf16", "f16", "f32"], "residual": [False, True]},
-    tuning={"row": SMALLER_DESIGNS},
+    tuning={"row": DESIGNS},
     cost=cost("n"),
     modules=_MODULES,
 )
@@ -97,7 +97,7 @@ def fused_rms_norm(dtype: str, weight: str, residual: bool, row: tuple[int, int]
         "out_dtype": ["f8e4m3", "u8"],
         "scales": ["rows", "columns"],
     },
-    tuning={"row": SMALLER_DESIGNS},
+    tuning={"row": DESIGNS},
     cost=cost("128 * B"),
     targets=targets_with("fp8"),
     modules=_MODULES,

@@ -14,12 +14,15 @@ ELEMENTS = 8
 BLOCK_THREADS = 128
 """Least threads of a block: those of several rows where a row has few."""
 
+MOST_BLOCK_THREADS = 512
+"""Most threads of a block: a row of more threads has several blocks, which are a cluster."""
+
 DESIGNS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
 """Threads of a row, and vectors that a thread keeps: up to 32,768 elements. The first is what a program under
 policy ``jit`` compiles."""
 
-SMALLER_DESIGNS = DESIGNS[:-1]
-"""Those for kernels that read a residual too, for which 1024 threads have too few registers."""
+LONGER_DESIGNS = (*DESIGNS, (2048, 4), (4096, 4), (4096, 8))
+"""Those for rows as long as a vocabulary: up to 262,144 elements, in a cluster of up to eight blocks."""
 
 
 def cost(n: str) -> str:
