@@ -355,6 +355,14 @@ class _Cluster:
         words = (bits << numpy.arange(WARP, dtype=numpy.uint64)).sum(axis=1).astype(numpy.uint32)
         self._set(operands[0], numpy.repeat(words, WARP), taken)
 
+    def _redux(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        self._whole_warps(taken)
+        if self._signed(operands[2], 32).min() != -1:
+            raise PtxError("a reduction over a part of a warp is not known")
+        lanes = self._typed(operands[1], kinds[2]).reshape(-1, WARP)
+        reduced = {"max": lanes.max, "min": lanes.min}[kinds[1]](axis=1)
+        self._set(operands[0], numpy.repeat(reduced, WARP).view(numpy.uint32), taken)
+
     def _bar(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         blocks = taken.reshape(-1, self.program.threads)
         if (blocks.any(axis=1) != blocks.all(axis=1)).any():
