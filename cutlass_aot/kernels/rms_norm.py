@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, cost, design_for
+from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, available, cost, design_for
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.targets import targets_with
@@ -24,6 +24,7 @@ _rows = partial(Operand, alignment=2 * ELEMENTS, divisibility=ELEMENTS)
     },
     tuning={"row": DESIGNS},
     cost=cost("n"),
+    available=available,
     modules=_MODULES,
 )
 def rms_norm(n: int | str, dtype: str, row: tuple[int, int]) -> Any:
@@ -57,6 +58,7 @@ def rms_norm(n: int | str, dtype: str, row: tuple[int, int]) -> Any:
     params={"dtype": ["bf16", "f16"], "weight": ["bf16", "f16", "f32"], "residual": [False, True]},
     tuning={"row": DESIGNS},
     cost=cost("n"),
+    available=available,
     modules=_MODULES,
 )
 def fused_rms_norm(dtype: str, weight: str, residual: bool, row: tuple[int, int]) -> Any:
@@ -99,6 +101,7 @@ def fused_rms_norm(dtype: str, weight: str, residual: bool, row: tuple[int, int]
     },
     tuning={"row": DESIGNS},
     cost=cost("128 * B"),
+    available=available,
     targets=targets_with("fp8"),
     modules=_MODULES,
 )

@@ -7,6 +7,11 @@ loads each where there are many rows, and with many threads where there are few.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from cutlass_aot.schema.kernels.design import DesignValue
+from cutlass_aot.schema.targets import Target
+
 WARP = 32
 ELEMENTS = 8
 """Elements of a vector of 16 bytes, of 16 bits each."""
@@ -23,6 +28,15 @@ policy ``jit`` compiles."""
 
 LONGER_DESIGNS = (*DESIGNS, (2048, 4), (4096, 4), (4096, 8))
 """Those for rows as long as a vocabulary: up to 262,144 elements, in a cluster of up to eight blocks."""
+
+
+def available(target: str, values: Mapping[str, DesignValue]) -> bool:
+    """Whether a target has a design: clusters are there from compute capability 9.0 on.
+
+    Source: CUDA Programming Guide, "Thread Block Clusters".
+    """
+    row = values["row"]
+    return Target.parse(target).major >= 9 or (isinstance(row, tuple) and row[0] <= MOST_BLOCK_THREADS)
 
 
 def cost(n: str) -> str:

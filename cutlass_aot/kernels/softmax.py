@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from cutlass_aot.kernels.row_designs import LONGER_DESIGNS, cost
+from cutlass_aot.kernels.row_designs import LONGER_DESIGNS, available, cost
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
 
@@ -18,6 +18,7 @@ _ELEMENTS = {"bf16": 8, "f16": 8, "f32": 4}
     params={"dtype": ["bf16", "f16", "f32"]},
     tuning={"row": LONGER_DESIGNS},
     cost=cost("n"),
+    available=available,
     modules=[f"cutlass_aot.kernels.{name}" for name in ("row_designs", "rows", "softmax_kernel", "vectors")],
 )
 def softmax(dtype: str, row: tuple[int, int]) -> Any:

@@ -30,7 +30,7 @@ NO_EXPERT = 1 << 30
 """More than the number of any expert."""
 
 NOT_CHOSEN = -(1 << 31)
-"""Behind every number, minus infinity too: places without an expert, and experts that are out of the choice."""
+"""Behind every number, minus infinity too: places without an expert, and experts out of the choice."""
 
 SMALLEST_TOTAL = 2.0**-100
 """What the sum of a token's scores is divided by at least."""
