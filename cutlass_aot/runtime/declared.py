@@ -285,6 +285,10 @@ class DeclaredKernel:
             )
         if not isinstance(self.cost, str):
             raise self.refusal(f"cost {self.cost!r}: expected a formula as text")
+        if self.available is not None and not callable(self.available):
+            raise self.refusal(
+                f"available {self.available!r}: expected a function of a target and of the parameters by name"
+            )
         count = 1
         for where, declared in (("params", self.params), ("tuning", self.tuning)):
             for key, values in declared.items():
