@@ -48,6 +48,15 @@ def layer_norm_kernel(
 
     held = cute.make_rmem_tensor(((1, elements), steps), x.element_type)
     rows.load_row(inputs, row, lane, count, held, row_threads, True)
+    # The weight, and the bias behind it.
+    parameters = [weights] if bias is None else [weights, in_vectors(bias, elements)]
+    gains = [cute.make_rmem_tensor(((1, elements), steps), weight.element_type) for _ in parameters]
+    early = rows.fits_early(*gains)
+    for source, gain in zip(parameters, gains, strict=True):
+        if cutlass.const_expr(early):
+            rows.load_row(source, 0, lane, count, gain, row_threads, False)
+        else:
+            rows.prefetch_weights(source, row, lane, count, steps, row_threads)
     total = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
         part = sum_of(held[None, step].load().to(cutlass.Float32))
@@ -72,17 +81,21 @@ def layer_norm_kernel(
         vector = step * row_threads + lane
         if vector < writable:
             values = (held[None, step].load().to(cutlass.Float32) - mean) * factor
-            store(outputs, row, vector, _scaled(values, weights, bias, vector, elements))
+            own = [
+                gain[None, step].load() if early else load(source, 0, vector)
+                for source, gain in zip(parameters, gains, strict=True)
+            ]
+            store(outputs, row, vector, _scaled(values, own))
     for vector in cutlass.range(first, writable, row_threads, unroll=1):
         values = (load(inputs, row, vector).to(cutlass.Float32) - mean) * factor
-        store(outputs, row, vector, _scaled(values, weights, bias, vector, elements))
+        own = [load(source, 0, vector) for source in parameters]
+        store(outputs, row, vector, _scaled(values, own))
 
 
-def _scaled(values: Any, weights: Any, bias: Any, vector: Any, elements: int) -> Any:
-    found = values * load(weights, 0, vector).to(cutlass.Float32)
-    if bias is None:
-        return found
-    return found + load(in_vectors(bias, elements), 0, vector).to(cutlass.Float32)
+def _scaled(values: Any, parameters: list[Any]) -> Any:
+    """Values times the first of the parameters, the weight, plus the second, the bias, if there is one."""
+    found = values * parameters[0].to(cutlass.Float32)
+    return found + parameters[1].to(cutlass.Float32) if len(parameters) > 1 else found
 
 
 @cute.jit  # type: ignore[untyped-decorator]

@@ -77,6 +77,8 @@ def rms_norm_kernel(
     if cutlass.const_expr(early):
         # Required after the sum alone: on its way meanwhile.
         rows.load_row(weights, 0, lane, count, gain, row_threads, False)
+    else:
+        rows.prefetch_weights(weights, row, lane, count, steps, row_threads)
 
     first, end = rows.beyond(steps, row_threads, lane, count)
     total = cutlass.Float32(0.0)

@@ -22,7 +22,7 @@ BLOCK_THREADS = 128
 MOST_BLOCK_THREADS = 512
 """Most threads of a block: a row of more threads has several blocks, which are a cluster."""
 
-DESIGNS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
+DESIGNS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 2), (1024, 4))
 """Threads of a row, and vectors that a thread keeps: up to 32,768 elements. The first is what a program under
 policy ``jit`` compiles."""
 

@@ -22,6 +22,29 @@ from cutlass_aot.kernels.vectors import load
 EARLY_REGISTERS = 16
 """Registers of a thread for weights that are loaded before the row is reduced."""
 
+PREFETCHING_ROWS = 32
+"""Rows whose threads fetch weights into the L2 cache: the first ones, for all that are reduced meanwhile."""
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def prefetch_weights(
+    vectors: Any, row: Any, lane: Any, count: Any, steps: cutlass.Constexpr, row_threads: cutlass.Constexpr
+) -> None:
+    """Fetch what is needed after the row is reduced into the L2 cache, where it takes no registers.
+
+    Args:
+        vectors: a matrix of one row, by :func:`.vectors.in_vectors`.
+        row: the row that this thread reduces.
+        lane: this thread among the row's.
+        count: vectors of the row.
+        steps: vectors that a thread keeps.
+        row_threads: threads of the row.
+    """
+    if row < PREFETCHING_ROWS:
+        for step in cutlass.range_constexpr(steps):
+            source = vectors[(None, (0, cutlass.min(step * row_threads + lane, count - 1)))]
+            cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source.iterator.toint()])
+
 
 def blocks_of_row(row_threads: int) -> int:
     """Blocks of a row: one, or those of a cluster."""
@@ -202,6 +225,7 @@ def keep_packed(held: Any) -> None:
         )
 
 
-def fits_early(held: Any) -> bool:
+def fits_early(*held: Any) -> bool:
     """Whether weights have room in registers beside a row, so that they are loaded together with it."""
-    return int(cute.size(held.shape)) * int(held.element_type.width) // 32 <= EARLY_REGISTERS
+    bits = sum(cute.size(tensor.shape) * tensor.element_type.width for tensor in held)
+    return int(bits) // 32 <= EARLY_REGISTERS

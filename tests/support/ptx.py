@@ -305,6 +305,9 @@ class _Cluster:
             columns = numpy.arange(i * bits // 8, (i + 1) * bits // 8)
             target[places[:, None] + columns] = raw.reshape(len(places), bits // 8)
 
+    def _prefetch(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        self._places(kinds[0], operands[0], 1, taken, False)
+
     def _places(self, space: str, text: str, size: int, taken: Any, write: bool) -> tuple[Any, Any]:
         """The bytes that an access of the taken threads starts at, in a space's array."""
         places = self._addresses(text)[taken]
