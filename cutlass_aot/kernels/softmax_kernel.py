@@ -17,6 +17,7 @@ import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.kernels import rows
+from cutlass_aot.kernels.row_designs import WARP
 from cutlass_aot.kernels.vectors import in_vectors, largest_of, load, store, sum_of
 
 LOWEST = -(2.0 - 2.0**-23) * 2.0**127
@@ -35,7 +36,7 @@ def _exponential(value: Any) -> Any:
 
 def _of_row(largest: Any, total: Any, row_threads: int, shared: Any) -> tuple[Any, Any]:
     """The largest of a row and the sum of exponentials below it, from those of each warp."""
-    if row_threads <= rows.WARP:
+    if row_threads <= WARP:
         return largest, total
     rows.share([largest, total], 0, row_threads, shared)
     largests, group = rows.shared_by_warps(0, row_threads, shared)
@@ -83,7 +84,7 @@ def softmax_kernel(
         below = below * _exponential(ahead - larger) + part
         ahead = larger
     rows.keep_packed(held)
-    group = min(row_threads, rows.WARP)
+    group = min(row_threads, WARP)
     largest = cute.arch.warp_reduction_max(cute.arch.fmax(largest, ahead), threads_in_group=group)
 
     total = below * _exponential(ahead - largest)

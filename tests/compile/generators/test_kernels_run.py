@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from tests.support.floats import e4m3_values, from_bf16, to_bf16
+from tests.support.ptx import Instruction, PtxError
 from tests.support.ptx_kernels import Tensor, compile_kernels
 
 pytestmark = pytest.mark.compile
@@ -173,6 +174,26 @@ def test_softmax(kernels, random, row, dtype):
         powers = numpy.exp(exact(x, dtype) - exact(x, dtype).max(axis=1, keepdims=True))
         expected = powers / powers.sum(axis=1, keepdims=True)
         assert relative_error(exact(out, dtype), expected) < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize(
+    ("replaced", "problem"),
+    [
+        ([0], "has to arrive once before it waits"),
+        ([1], "a block of the cluster may not have begun"),
+        ([2, 3], "leaves before the cluster's barrier"),
+    ],
+)
+def test_a_block_s_barrier_in_place_of_the_cluster_s_is_an_error(kernels, random, replaced, problem):
+    kernel = kernels["softmax", "bf16", CLUSTER]
+    code = list(kernel.program.code)
+    barriers = [place for place, step in enumerate(code) if step.operation.startswith("barrier.cluster")]
+    for number in replaced:
+        code[barriers[number]] = Instruction(None, "bar.sync", ("0",), "bar.sync 0")
+    broken = kernel._replace(program=kernel.program._replace(code=tuple(code)))
+    x = bits(random((1, 8192)))
+    with pytest.raises(PtxError, match=problem):
+        broken.launch([Tensor(x), Tensor(empty(x.shape), True)], *blocks(1, CLUSTER))
 
 
 def test_softmax_of_no_numbers_is_none(kernels, random):
