@@ -258,10 +258,10 @@ def test_it_enumerates_a_record_for_each_combination_that_there_is():
 
 
 def test_a_combination_that_a_target_has_not_is_left_out(monkeypatch):
-    asked = []
+    called = []
 
     def available(target, values):
-        asked.append((target, dict(values)))
+        called.append((target, dict(values)))
         return target != "sm_90a" or values["n"] == 64
 
     monkeypatch.setattr(scale_rows, "available", available)
@@ -269,7 +269,7 @@ def test_a_combination_that_a_target_has_not_is_left_out(monkeypatch):
     for target, expected in (("sm_90a", [64]), ("sm_100a", [64, 128, 128])):
         found = generator.enumerate(Problem("scale_rows", (), "", ""), target, DEVICE)
         assert [dict(kernel.parameters)["n"] for kernel in found] == expected
-    assert asked[0] == ("sm_90a", {"n": 64, "fast": False})
+    assert called[0] == ("sm_90a", {"n": 64, "fast": False})
 
 
 @pytest.mark.parametrize("declared_kernel", [rms_norm, fused_rms_norm, rms_norm_fp8, layer_norm, softmax])
