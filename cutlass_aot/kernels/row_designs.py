@@ -22,7 +22,7 @@ BLOCK_THREADS = 128
 MOST_BLOCK_THREADS = 512
 """Most threads of a block: a row of more threads has several blocks, which are a cluster."""
 
-DESIGNS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 2), (1024, 4))
+DESIGNS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
 """Threads of a row, and vectors that a thread keeps: up to 32,768 elements. The first is what a program under
 policy ``jit`` compiles."""
 
@@ -43,15 +43,17 @@ def cost(n: str) -> str:
     """The cost formula, with the number of elements of a row by its name or a formula.
 
     Clock cycles, roughly. First the waves of blocks that fit on the GPU, by registers, times the time of one:
-    the latency of memory, a little for each vector of a thread and for each warp of a row, and the latency
-    once more for each vector beyond those that are kept. Then the time to move the bytes, 20 in a cycle for
-    each multiprocessor, or to issue the instructions, whichever is longer.
+    the latency of memory, a little for each vector of a thread and for each warp of a row, that of a cluster
+    where there is one, and the latency of memory once more for each vector beyond those that are kept. Then
+    the time to move the bytes, 20 in a cycle for each multiprocessor, or to issue the instructions, whichever
+    is longer.
     """
     vectors = f"ceil({n} / {ELEMENTS} / row_0)"
     beyond = f"maximum(0, {vectors} - row_1)"
     return (
         "ceil(T / sm_count / minimum(2048, 65536 / (32 + 10 * row_1)) * row_0)"
-        f" * (1500 + 60 * {vectors} + row_0 / 8 + 1500 * {beyond})"
+        f" * (1500 + 60 * {vectors} + row_0 / 8 + 1500 * {beyond}"
+        f" + 600 * minimum(1, maximum(0, row_0 / {MOST_BLOCK_THREADS} - 1)))"
         f" + T / sm_count * maximum({n} / 5 + row_0 * {beyond},"
         f" row_0 / 128 * (80 + 80 * row_1 + 200 * {beyond}))"
     )

@@ -11,7 +11,7 @@ Vectors have 16 bytes of the row's element type. Vector ``v`` of a row belongs t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -114,59 +114,90 @@ def load_row(
         held[None, step].store(load(vectors, row, vector, streamed))
 
 
-def shared_numbers(row_threads: int, numbers: int) -> Any:
+class Shared(NamedTuple):
+    """Shared memory for numbers of each warp of a row.
+
+    Attributes:
+        numbers: (warp of the row, number) f32.
+        barriers: of a cluster, one for each number, by which its blocks know that it is there; else None.
+    """
+
+    numbers: Any
+    barriers: Any
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def _begin(barriers: Any, count: cutlass.Constexpr) -> None:
+    """Make barriers, and say to the cluster that this block's shared memory may be written."""
+    thread, _, _ = cute.arch.thread_idx()
+    if thread == 0:
+        for i in cutlass.range_constexpr(count):
+            cute.arch.mbarrier_init(barriers + i, 1)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.cluster_arrive_relaxed()
+
+
+def shared_numbers(row_threads: int, count: int) -> Shared | None:
     """Shared memory for numbers of each warp of a row; None if a warp has the whole row.
 
     A kernel calls it once, before it shares the first number.
 
     Args:
         row_threads: threads of a row.
-        numbers: how many the kernel shares.
-
-    Returns:
-        (warp of the row, number) f32.
+        count: numbers of a warp.
     """
     if row_threads <= WARP:
         return None
+    layout = cute.make_layout((row_threads // WARP, count))
+    memory = cute.arch.alloc_smem(cutlass.Float32, cute.size(layout), alignment=16)
+    barriers = None
     if blocks_of_row(row_threads) > 1:
-        # The memory of a block may be written once it has begun.
-        cute.arch.cluster_arrive_relaxed()
-    layout = cute.make_layout((row_threads // WARP, numbers))
-    return cute.make_tensor(cute.arch.alloc_smem(cutlass.Float32, cute.size(layout), alignment=16), layout)
+        barriers = cute.arch.alloc_smem(cutlass.Int64, count)
+        _begin(barriers, count)
+    return Shared(cute.make_tensor(memory, layout), barriers)
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def share(values: list[Any], first: cutlass.Constexpr, row_threads: cutlass.Constexpr, shared: Any) -> None:
+def share(
+    values: list[Any], first: cutlass.Constexpr, row_threads: cutlass.Constexpr, numbers: Any, barriers: Any
+) -> None:
     """Share numbers of each warp with all threads of the row.
+
+    Blocks of a cluster write into each other's memory with stores that count their bytes at a barrier there:
+    a barrier of the cluster would wait for what is on its way to global memory, too.
 
     Args:
         values: f32, equal in all threads of a warp.
         first: numbers that were shared before.
         row_threads: threads of a row, more than a warp.
-        shared: by :func:`shared_numbers`.
+        numbers: of :class:`Shared`.
+        barriers: of :class:`Shared`.
     """
     thread, _, _ = cute.arch.thread_idx()
-    if cutlass.const_expr(blocks_of_row(row_threads) == 1):
+    if cutlass.const_expr(barriers is None):
         if thread % WARP == 0:
             for i in cutlass.range_constexpr(len(values)):
-                shared[thread // WARP, first + i] = values[i]
+                numbers[thread // WARP, first + i] = values[i]
         cute.arch.sync_threads()
     else:
         blocks = blocks_of_row(row_threads)
-        rank = cute.arch.block_idx_in_cluster()
+        barrier = barriers + first
         if cutlass.const_expr(first == 0):
             cute.arch.cluster_wait()
+        if thread == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, row_threads // WARP * 4 * len(values))
         # A lane for each block.
         if thread % WARP < blocks:
-            there = cute.arch.map_dsmem_ptr(shared.iterator, thread % WARP)
-            warp = rank * (MOST_BLOCK_THREADS // WARP) + thread // WARP
+            there = cute.arch.map_dsmem_ptr(numbers.iterator, thread % WARP)
+            counted = cute.arch.map_dsmem_ptr(barrier, thread % WARP).toint()
+            warp = cute.arch.block_idx_in_cluster() * (MOST_BLOCK_THREADS // WARP) + thread // WARP
             for i in cutlass.range_constexpr(len(values)):
-                place = there + cute.crd2idx((warp, first + i), shared.layout)
+                place = (there + cute.crd2idx((warp, first + i), numbers.layout)).toint()
                 cute.arch.inline_ptx(
-                    "st.shared::cluster.f32 [{$r0}], {$r1};", read_only_args=[place.toint(), values[i]]
+                    "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [{$r0}], {$r1}, [{$r2}];",
+                    read_only_args=[place, values[i], counted],
                 )
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        cute.arch.mbarrier_wait(barrier, 0)
 
 
 def shared_by_warps(number: int, row_threads: int, shared: Any) -> tuple[list[Any], int]:
@@ -178,7 +209,7 @@ def shared_by_warps(number: int, row_threads: int, shared: Any) -> tuple[list[An
     thread, _, _ = cute.arch.thread_idx()
     warps = row_threads // WARP
     group = min(warps, WARP)
-    return [shared[first + thread % group, number] for first in range(0, warps, group)], group
+    return [shared.numbers[first + thread % group, number] for first in range(0, warps, group)], group
 
 
 def sum_of_row(value: Any, number: int, row_threads: int, shared: Any) -> Any:
@@ -193,7 +224,7 @@ def sum_of_row(value: Any, number: int, row_threads: int, shared: Any) -> Any:
     value = cute.arch.warp_reduction_sum(value, threads_in_group=min(row_threads, WARP))
     if row_threads <= WARP:
         return value
-    share([value], number, row_threads, shared)
+    share([value], number, row_threads, shared.numbers, shared.barriers)
     parts, group = shared_by_warps(number, row_threads, shared)
     return cute.arch.warp_reduction_sum(sum(parts[1:], parts[0]), threads_in_group=group)
 

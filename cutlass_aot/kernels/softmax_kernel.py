@@ -38,7 +38,7 @@ def _of_row(largest: Any, total: Any, row_threads: int, shared: Any) -> tuple[An
     """The largest of a row and the sum of exponentials below it, from those of each warp."""
     if row_threads <= WARP:
         return largest, total
-    rows.share([largest, total], 0, row_threads, shared)
+    rows.share([largest, total], 0, row_threads, shared.numbers, shared.barriers)
     largests, group = rows.shared_by_warps(0, row_threads, shared)
     totals, _ = rows.shared_by_warps(1, row_threads, shared)
     largest = largests[0]

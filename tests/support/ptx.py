@@ -77,6 +77,12 @@ class Program(NamedTuple):
 def parse(text: str) -> Program:
     """Parse a file with one kernel."""
     text = re.sub(r"//[^\n]*", "", text)
+    # A loop around a wait is one instruction.
+    text = re.sub(
+        r"\{[^{}]*mbarrier\.try_wait\.parity\.shared\.b64 P1, (\[[^]]*\]), 0, [^{}]*\}",
+        r"mbarrier.wait.shared.b64 \1;",
+        text,
+    )
     head, _, body = text.partition("\n{\n")
     sizes = {"b8": 1, "b16": 2, "b32": 4, "f32": 4, "u32": 4, "b64": 8, "u64": 8, "s32": 4}
     parameters = []
@@ -204,9 +210,11 @@ class _Cluster:
         self.shared = numpy.zeros(blocks * program.shared[""], numpy.uint8)
         self.place = numpy.zeros(self.count, numpy.int64)
         self.active = numpy.ones(self.count, bool)
-        # Of each thread: whether it waits at the cluster's barrier, whether it was there, and whether it has
-        # written into shared memory of other blocks since.
-        self.arrived, self.met, self.wrote = (numpy.zeros(self.count, bool) for _ in range(3))
+        # Of each thread: whether it waits at the cluster's barrier, whether it was there, and whether other
+        # blocks have written into its shared memory since it waited for them.
+        self.arrived, self.met, self.unseen = (numpy.zeros(self.count, bool) for _ in range(3))
+        # Of each barrier in shared memory, by its place: threads that have to arrive, and bytes that have to.
+        self.barriers: dict[int, list[int]] = {}
 
     def _all(self, value: int, dtype: Any = numpy.uint32) -> Any:
         return numpy.full(self.count, value, dtype)
@@ -225,8 +233,8 @@ class _Cluster:
                 self.place[self.active] += 1
                 kind = instruction.operation.split(".")[0]
                 if kind == "ret":
-                    if (self.wrote | self.arrived)[taken].any():
-                        raise PtxError("a thread leaves before the cluster's barrier that it needs")
+                    if (self.unseen | self.arrived)[taken].any():
+                        raise PtxError("a thread leaves before it has waited for other blocks")
                     self.place[taken] = len(code)
                 elif kind == "bra":
                     self.place[taken] = self.program.labels[instruction.operands[0]]
@@ -299,6 +307,14 @@ class _Cluster:
     def _st(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         bits, count = int(kinds[-1][1:]), int(kinds[-2][1:]) if kinds[-2] in ("v2", "v4") else 1
         names = _names(operands[1])
+        if kinds[0] == "async":
+            kinds = kinds[1:]
+            _, barriers = self._places(kinds[0], operands[2], 8, taken, True)
+            for place in barriers.tolist():
+                if place not in self.barriers:
+                    raise PtxError("there is no barrier for what is stored")
+                self.barriers[place][1] -= bits // 8 * count
+                self.unseen |= self.rank == place // self.program.shared[""]
         target, places = self._places(kinds[0], operands[0], bits // 8 * count, taken, True)
         for i, register in enumerate(names):
             raw = numpy.ascontiguousarray(self._value(register, bits)[taken]).view(numpy.uint8)
@@ -318,7 +334,6 @@ class _Cluster:
             if space == "shared::cluster":
                 if not self.met[taken].all():
                     raise PtxError("a block of the cluster may not have begun")
-                self.wrote |= taken
                 rank, places = places // _WINDOW - 1, places % _WINDOW
             own = self.program.shared[""]
             if ((rank < 0) | (rank * own >= len(self.shared)) | (places < 0) | (places + size > own)).any():
@@ -377,12 +392,33 @@ class _Cluster:
             raise PtxError("a thread has to arrive once before it waits")
         if kinds[1] == "arrive":
             self.arrived |= taken
-            if "relaxed" not in kinds:
-                self.wrote &= ~taken
         elif not taken.all():
             raise PtxError("a thread is not at the barrier")
         else:
             self.arrived[:], self.met[:] = False, True
+
+    def _mbarrier(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        """A barrier in shared memory, for one phase."""
+        name = next(operand for operand in operands if operand.startswith("["))
+        _, places = self._places("shared", name, 8, taken, True)
+        for place in places.tolist():
+            if kinds[0] == "init":
+                self.barriers[place] = [int(self._value(operands[1])[taken][0]), 0]
+                continue
+            barrier = self.barriers.get(place)
+            if barrier is None or (kinds[0] == "arrive" and not barrier[0]):
+                raise PtxError("a barrier has to be made before each of its phases")
+            if kinds[0] == "arrive":
+                barrier[0] -= 1
+                barrier[1] += int(self._value(operands[2])[taken][0])
+            elif barrier != [0, 0]:
+                # Threads that are behind go first: nobody is left to arrive.
+                raise PtxError(f"a barrier waits for {barrier[0]} threads and {barrier[1]} bytes for ever")
+        if kinds[0] == "wait":
+            self.unseen &= ~taken
+
+    def _fence(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        """Nothing: threads see what others did."""
 
     def _mapa(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         window = (self._value(operands[2]) + numpy.uint32(1)) * numpy.uint32(_WINDOW)

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from tests.support.floats import e4m3_values, from_bf16, to_bf16
-from tests.support.ptx import Instruction, PtxError
+from tests.support.ptx import PtxError
 from tests.support.ptx_kernels import Tensor, compile_kernels
 
 pytestmark = pytest.mark.compile
@@ -179,17 +179,18 @@ def test_softmax(kernels, random, row, dtype):
 @pytest.mark.parametrize(
     ("replaced", "problem"),
     [
-        ([0], "has to arrive once before it waits"),
-        ([1], "a block of the cluster may not have begun"),
-        ([2, 3], "leaves before the cluster's barrier"),
+        ("barrier.cluster.arrive", "has to arrive once before it waits"),
+        ("barrier.cluster.wait", "a block of the cluster may not have begun"),
+        ("mbarrier.arrive", "waits for 1 threads and -256 bytes for ever"),
+        ("mbarrier.wait", "leaves before it has waited for other blocks"),
     ],
 )
-def test_a_block_s_barrier_in_place_of_the_cluster_s_is_an_error(kernels, random, replaced, problem):
+def test_blocks_that_do_not_wait_for_each_other_are_an_error(kernels, random, replaced, problem):
     kernel = kernels["softmax", "bf16", CLUSTER]
     code = list(kernel.program.code)
-    barriers = [place for place, step in enumerate(code) if step.operation.startswith("barrier.cluster")]
-    for number in replaced:
-        code[barriers[number]] = Instruction(None, "bar.sync", ("0",), "bar.sync 0")
+    for place, step in enumerate(code):
+        if step.operation.startswith(replaced):
+            code[place] = step._replace(operation="fence")
     broken = kernel._replace(program=kernel.program._replace(code=tuple(code)))
     x = bits(random((1, 8192)))
     with pytest.raises(PtxError, match=problem):
