@@ -83,10 +83,12 @@ class DeclaredGenerator:
                 yield kernel
 
     def kernel(self, values: Parameters, target: str, device: DeviceProfile | None = None) -> Kernel | None:
-        """The record for these values of all parameters; None if the decorated function has none for them.
+        """The record for these values of all parameters; None if there is no kernel for them and the target.
 
         ``device`` is for a kernel that asks for it.
         """
+        if self.declared.available is not None and not self.declared.available(target, values):
+            return None
         constants: dict[str, int] = {}
         if self.declared.device:
             if device is None:

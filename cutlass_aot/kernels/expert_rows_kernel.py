@@ -20,8 +20,9 @@ import cutlass.cute as cute
 
 WARP = 32
 WARPS = 32
-LOADS = 8
-"""Choices that a thread loads before it looks at one."""
+LOADS = 4
+"""Choices that a thread loads before it looks at one. With more of them a thread takes more than 32
+registers, and a multiprocessor has room for one block instead of two."""
 
 
 @cute.jit  # type: ignore[untyped-decorator]

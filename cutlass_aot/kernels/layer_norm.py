@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, cost
+from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, available, cost
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
 
@@ -15,6 +15,7 @@ from cutlass_aot.schema.kernels.declaration import Operand
     params={"dtype": ["bf16", "f16"], "weight": ["bf16", "f16", "f32"], "bias": [True, False]},
     tuning={"row": DESIGNS},
     cost=cost("n"),
+    available=available,
     modules=[
         f"cutlass_aot.kernels.{name}" for name in ("layer_norm_kernel", "row_designs", "rows", "vectors")
     ],

@@ -42,12 +42,21 @@ def layer_norm_kernel(
     row, lane, count, writable = rows.own_row(x, elements, row_threads)
     inputs, outputs = in_vectors(x, elements), in_vectors(out, elements)
     weights = in_vectors(weight, elements)
-    of_sum, of_squares = rows.shared_numbers(row_threads), rows.shared_numbers(row_threads)
+    shared = rows.shared_numbers(row_threads, 2)
     first, end = rows.beyond(steps, row_threads, lane, count)
     columns = cutlass.Float32(x.shape[1])
 
     held = cute.make_rmem_tensor(((1, elements), steps), x.element_type)
     rows.load_row(inputs, row, lane, count, held, row_threads, True)
+    # The weight, and the bias behind it.
+    parameters = [weights] if bias is None else [weights, in_vectors(bias, elements)]
+    gains = [cute.make_rmem_tensor(((1, elements), steps), weight.element_type) for _ in parameters]
+    early = rows.fits_early(*gains)
+    for source, gain in zip(parameters, gains, strict=True):
+        if cutlass.const_expr(early):
+            rows.load_row(source, 0, lane, count, gain, row_threads, False)
+        else:
+            rows.prefetch_weights(source, row, lane, count, steps, row_threads)
     total = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
         part = sum_of(held[None, step].load().to(cutlass.Float32))
@@ -56,7 +65,7 @@ def layer_norm_kernel(
         part = sum_of(load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32))
         total += rows.kept(vector < count, part)
     rows.keep_packed(held)
-    mean = rows.sum_of_row(total, row_threads, of_sum) / columns
+    mean = rows.sum_of_row(total, 0, row_threads, shared) / columns
 
     squares = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
@@ -66,23 +75,27 @@ def layer_norm_kernel(
         difference = load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32) - mean
         squares += rows.kept(vector < count, sum_of(difference * difference))
     rows.keep_packed(held)
-    factor = cute.math.rsqrt(rows.sum_of_row(squares, row_threads, of_squares) / columns + eps)
+    factor = cute.math.rsqrt(rows.sum_of_row(squares, 1, row_threads, shared) / columns + eps)
 
     for step in cutlass.range_constexpr(steps):
         vector = step * row_threads + lane
         if vector < writable:
             values = (held[None, step].load().to(cutlass.Float32) - mean) * factor
-            store(outputs, row, vector, _scaled(values, weights, bias, vector, elements))
+            own = [
+                gain[None, step].load() if early else load(source, 0, vector)
+                for source, gain in zip(parameters, gains, strict=True)
+            ]
+            store(outputs, row, vector, _scaled(values, own))
     for vector in cutlass.range(first, writable, row_threads, unroll=1):
         values = (load(inputs, row, vector).to(cutlass.Float32) - mean) * factor
-        store(outputs, row, vector, _scaled(values, weights, bias, vector, elements))
+        own = [load(source, 0, vector) for source in parameters]
+        store(outputs, row, vector, _scaled(values, own))
 
 
-def _scaled(values: Any, weights: Any, bias: Any, vector: Any, elements: int) -> Any:
-    found = values * load(weights, 0, vector).to(cutlass.Float32)
-    if bias is None:
-        return found
-    return found + load(in_vectors(bias, elements), 0, vector).to(cutlass.Float32)
+def _scaled(values: Any, parameters: list[Any]) -> Any:
+    """Values times the first of the parameters, the weight, plus the second, the bias, if there is one."""
+    found = values * parameters[0].to(cutlass.Float32)
+    return found + parameters[1].to(cutlass.Float32) if len(parameters) > 1 else found
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -111,8 +124,4 @@ def layer_norm(
     offset = None if cutlass.const_expr(bias is None) else as_row(bias)
     layer_norm_kernel(
         x, as_row(weight), offset, out, eps, row_threads, rows.steps_of(held, x.element_type)
-    ).launch(
-        grid=(rows.blocks_of(x.shape[0], row_threads), 1, 1),
-        block=(rows.block_threads(row_threads), 1, 1),
-        stream=stream,
-    )
+    ).launch(**rows.launch_shape(x.shape[0], row_threads), stream=stream)

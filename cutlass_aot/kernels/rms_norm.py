@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, SMALLER_DESIGNS, cost, design_for
+from cutlass_aot.kernels.row_designs import DESIGNS, ELEMENTS, available, cost, design_for
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
 from cutlass_aot.schema.targets import targets_with
@@ -24,6 +24,7 @@ _rows = partial(Operand, alignment=2 * ELEMENTS, divisibility=ELEMENTS)
     },
     tuning={"row": DESIGNS},
     cost=cost("n"),
+    available=available,
     modules=_MODULES,
 )
 def rms_norm(n: int | str, dtype: str, row: tuple[int, int]) -> Any:
@@ -55,8 +56,9 @@ def rms_norm(n: int | str, dtype: str, row: tuple[int, int]) -> Any:
 @kernel(
     name="fused_rms_norm",
     params={"dtype": ["bf16", "f16"], "weight": ["bf16", "f16", "f32"], "residual": [False, True]},
-    tuning={"row": SMALLER_DESIGNS},
+    tuning={"row": DESIGNS},
     cost=cost("n"),
+    available=available,
     modules=_MODULES,
 )
 def fused_rms_norm(dtype: str, weight: str, residual: bool, row: tuple[int, int]) -> Any:
@@ -97,8 +99,9 @@ def fused_rms_norm(dtype: str, weight: str, residual: bool, row: tuple[int, int]
         "out_dtype": ["f8e4m3", "u8"],
         "scales": ["rows", "columns"],
     },
-    tuning={"row": SMALLER_DESIGNS},
+    tuning={"row": DESIGNS},
     cost=cost("128 * B"),
+    available=available,
     targets=targets_with("fp8"),
     modules=_MODULES,
 )

@@ -64,7 +64,7 @@ def rms_norm_kernel(
     row, lane, count, writable = rows.own_row(x, elements, row_threads)
     inputs, weights = in_vectors(x, elements), in_vectors(weight, elements)
     outputs = in_vectors(out, elements)
-    shared = rows.shared_numbers(row_threads)
+    shared = rows.shared_numbers(row_threads, 1)
 
     held = cute.make_rmem_tensor(((1, elements), steps), dtype)
     gain = cute.make_rmem_tensor(((1, elements), steps), weight.element_type)
@@ -77,6 +77,8 @@ def rms_norm_kernel(
     if cutlass.const_expr(early):
         # Required after the sum alone: on its way meanwhile.
         rows.load_row(weights, 0, lane, count, gain, row_threads, False)
+    else:
+        rows.prefetch_weights(weights, row, lane, count, steps, row_threads)
 
     first, end = rows.beyond(steps, row_threads, lane, count)
     total = cutlass.Float32(0.0)
@@ -101,7 +103,7 @@ def rms_norm_kernel(
         total += rows.kept(other < count, sum_of(found * found))
 
     rows.keep_packed(held)
-    total = rows.sum_of_row(total, row_threads, shared)
+    total = rows.sum_of_row(total, 0, row_threads, shared)
     factor = cute.math.rsqrt(total / cutlass.Float32(x.shape[1]) + eps)
     if cutlass.const_expr(not early):
         rows.load_row(weights, 0, lane, count, gain, row_threads, False)
@@ -149,9 +151,7 @@ def rms_norm(
         x, residual, as_row(weight), fp8.as_fp8(out), residual_out, scale, eps, row_threads,
         rows.steps_of(held, x.element_type),
     ).launch(
-        grid=(rows.blocks_of(x.shape[0], row_threads), 1, 1),
-        block=(rows.block_threads(row_threads), 1, 1),
-        stream=stream,
+        **rows.launch_shape(x.shape[0], row_threads), stream=stream
     )  # fmt: skip
 
 

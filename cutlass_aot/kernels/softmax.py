@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from cutlass_aot.kernels.row_designs import DESIGNS, cost
+from cutlass_aot.kernels.row_designs import LONGER_DESIGNS, available, cost
 from cutlass_aot.runtime.declared import kernel
 from cutlass_aot.schema.kernels.declaration import Operand
 
@@ -16,8 +16,9 @@ _ELEMENTS = {"bf16": 8, "f16": 8, "f32": 4}
 @kernel(
     name="softmax",
     params={"dtype": ["bf16", "f16", "f32"]},
-    tuning={"row": DESIGNS},
+    tuning={"row": LONGER_DESIGNS},
     cost=cost("n"),
+    available=available,
     modules=[f"cutlass_aot.kernels.{name}" for name in ("row_designs", "rows", "softmax_kernel", "vectors")],
 )
 def softmax(dtype: str, row: tuple[int, int]) -> Any:
@@ -27,10 +28,6 @@ def softmax(dtype: str, row: tuple[int, int]) -> Any:
         dtype: of both tensors: ``bf16``, ``f16`` or ``f32``.
         row: threads of a row, and vectors of 8 elements that each of them keeps.
     """
-    if dtype == "f32" and row == DESIGNS[-1]:
-        # Rows of f32 take twice the registers, which 1024 threads do not have.
-        return None
-
     from cutlass_aot.kernels.softmax_kernel import softmax
 
     rows = partial(Operand, extents=("T", "n"), alignment=16, divisibility=_ELEMENTS[dtype])

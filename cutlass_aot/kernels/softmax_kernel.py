@@ -2,8 +2,10 @@
 
     out[t] = exp(x[t] - max(x[t])) / sum(exp(x[t] - max(x[t])))
 
-in f32, rounded once. What a thread does not keep of a row is read twice: once for its largest and the sum of
-exponentials below it, which is scaled when a larger one is met, and once for the result.
+in f32, rounded once. Each warp adds up the exponentials below the largest element of its own; these sums are
+scaled to the largest of the row, so that threads wait for each other once. What a thread does not keep of a
+row is read twice: once for its largest and the sum of exponentials below it, which is scaled when a larger
+one is met, and once for the result.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.kernels import rows
+from cutlass_aot.kernels.row_designs import WARP
 from cutlass_aot.kernels.vectors import in_vectors, largest_of, load, store, sum_of
 
 LOWEST = -(2.0 - 2.0**-23) * 2.0**127
@@ -25,6 +28,27 @@ difference from itself is NaN."""
 def _exponentials(values: Any, largest: Any) -> Any:
     """``exp(values - largest)``, of f32 values."""
     return cute.math.exp2((values - largest) * math.log2(math.e), fastmath=True)
+
+
+def _exponential(value: Any) -> Any:
+    return cute.math.exp2(value * math.log2(math.e), fastmath=True)
+
+
+def _of_row(largest: Any, total: Any, row_threads: int, shared: Any) -> tuple[Any, Any]:
+    """The largest of a row and the sum of exponentials below it, from those of each warp."""
+    if row_threads <= WARP:
+        return largest, total
+    rows.share([largest, total], 0, row_threads, shared.numbers, shared.barriers)
+    largests, group = rows.shared_by_warps(0, row_threads, shared)
+    totals, _ = rows.shared_by_warps(1, row_threads, shared)
+    largest = largests[0]
+    for other in largests[1:]:
+        largest = cute.arch.fmax(largest, other)
+    largest = cute.arch.warp_reduction_max(largest, threads_in_group=group)
+    total = cutlass.Float32(0.0)
+    for own, part in zip(largests, totals, strict=True):
+        total += part * _exponential(own - largest)
+    return largest, cute.arch.warp_reduction_sum(total, threads_in_group=group)
 
 
 @cute.kernel  # type: ignore[untyped-decorator]
@@ -42,7 +66,7 @@ def softmax_kernel(
     elements = rows.vector_elements(x.element_type)
     row, lane, count, writable = rows.own_row(x, elements, row_threads)
     inputs, outputs = in_vectors(x, elements), in_vectors(out, elements)
-    of_largest, of_sum = rows.shared_numbers(row_threads), rows.shared_numbers(row_threads)
+    shared = rows.shared_numbers(row_threads, 2)
     first, end = rows.beyond(steps, row_threads, lane, count)
 
     held = cute.make_rmem_tensor(((1, elements), steps), x.element_type)
@@ -60,14 +84,17 @@ def softmax_kernel(
         below = below * _exponential(ahead - larger) + part
         ahead = larger
     rows.keep_packed(held)
-    largest = rows.largest_of_row(cute.arch.fmax(largest, ahead), row_threads, of_largest)
+    group = min(row_threads, WARP)
+    largest = cute.arch.warp_reduction_max(cute.arch.fmax(largest, ahead), threads_in_group=group)
 
     total = below * _exponential(ahead - largest)
     for step in cutlass.range_constexpr(steps):
         part = sum_of(_exponentials(held[None, step].load().to(cutlass.Float32), largest))
         total += rows.kept(step * row_threads + lane < count, part)
     rows.keep_packed(held)
-    factor = 1.0 / rows.sum_of_row(total, row_threads, of_sum)
+    total = cute.arch.warp_reduction_sum(total, threads_in_group=group)
+    largest, total = _of_row(largest, total, row_threads, shared)
+    factor = 1.0 / total
 
     for step in cutlass.range_constexpr(steps):
         vector = step * row_threads + lane
@@ -77,10 +104,6 @@ def softmax_kernel(
     for vector in cutlass.range(first, writable, row_threads, unroll=1):
         values = load(inputs, row, vector).to(cutlass.Float32)
         store(outputs, row, vector, _exponentials(values, largest) * factor)
-
-
-def _exponential(value: Any) -> Any:
-    return cute.math.exp2(value * math.log2(math.e), fastmath=True)
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -97,7 +120,5 @@ def softmax(
         stream: CUDA stream.
     """
     softmax_kernel(x, out, row_threads, rows.steps_of(held, x.element_type)).launch(
-        grid=(rows.blocks_of(x.shape[0], row_threads), 1, 1),
-        block=(rows.block_threads(row_threads), 1, 1),
-        stream=stream,
+        **rows.launch_shape(x.shape[0], row_threads), stream=stream
     )

@@ -10,7 +10,8 @@ in f32. Of equal ones the expert with the lower number comes first. With groups,
 ``chosen_groups`` groups alone are chosen among: those with the largest sums of their two largest.
 
 A warp computes a token. Lane l has the experts l, 32 + l, 64 + l and so on; so a group of 32 experts, or of
-a multiple of them, lies across the lanes.
+a multiple of them, lies across the lanes. What is chosen by is compared as integers in the order of the
+numbers, of which a warp finds the largest in one instruction.
 """
 
 from __future__ import annotations
@@ -28,32 +29,36 @@ TOKENS = THREADS // WARP
 NO_EXPERT = 1 << 30
 """More than the number of any expert."""
 
+NOT_CHOSEN = -(1 << 31)
+"""Behind every number, minus infinity too: places without an expert, and experts out of the choice."""
+
 SMALLEST_TOTAL = 2.0**-100
 """What the sum of a token's scores is divided by at least."""
 
 
+def _in_order(bits: Any) -> Any:
+    """The bits of an f32 number as an integer in the order of the numbers, or such an integer as bits."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
 @cute.jit  # type: ignore[untyped-decorator]
-def _best(values: Any, lane: Any, first: cutlass.Constexpr, end: cutlass.Constexpr) -> Any:
-    """The largest of the warp's values in places ``first`` to ``end``, and its expert, the first if equal."""
-    largest, expert = values[first], first * WARP + lane
+def _best(choice: Any, lane: Any, first: cutlass.Constexpr, end: cutlass.Constexpr) -> Any:
+    """The largest of the warp's choice in places ``first`` to ``end``, and its expert, the first if equal."""
+    largest = choice[first]
     for i in cutlass.range_constexpr(first + 1, end):
-        larger = values[i] > largest
-        largest = values[i] if larger else largest
-        expert = i * WARP + lane if larger else expert
-    for power in cutlass.range_constexpr(5):
-        other = cute.arch.shuffle_sync_bfly(largest, offset=1 << power)
-        owner = cute.arch.shuffle_sync_bfly(expert, offset=1 << power)
-        taken = (other > largest) or ((other == largest) and (owner < expert))
-        largest = other if taken else largest
-        expert = owner if taken else expert
-    return largest, expert
+        largest = cutlass.max(largest, choice[i])
+    largest = cute.arch.warp_redux_sync(largest, "max")
+    expert = cutlass.Int32(NO_EXPERT)
+    for i in cutlass.range_constexpr(end - 1, first - 1, -1):
+        expert = i * WARP + lane if choice[i] == largest else expert
+    return largest, cute.arch.warp_redux_sync(expert, "min")
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def _without(values: Any, lane: Any, expert: Any, first: cutlass.Constexpr, end: cutlass.Constexpr) -> None:
+def _without(choice: Any, lane: Any, expert: Any, first: cutlass.Constexpr, end: cutlass.Constexpr) -> None:
     """Take an expert out of the choice."""
     for i in cutlass.range_constexpr(first, end):
-        values[i] = -cutlass.Float32.inf if expert == i * WARP + lane else values[i]
+        choice[i] = cutlass.Int32(NOT_CHOSEN) if expert == i * WARP + lane else choice[i]
 
 
 @cute.kernel  # type: ignore[untyped-decorator]
@@ -112,25 +117,30 @@ def top_k_gate_kernel(
         for i in cutlass.range_constexpr(held):
             scores[i] = scores[i] * factor
 
-    choice = cute.make_rmem_tensor(held, cutlass.Float32)
+    numbers = cute.make_rmem_tensor(held, cutlass.Float32)
     for i in cutlass.range_constexpr(held):
-        expert = i * WARP + lane
-        value = scores[i]
+        numbers[i] = scores[i]
         if cutlass.const_expr(bias is not None):
-            value += bias[cutlass.min(expert, experts - 1)]
-        choice[i] = value if expert < experts else -cutlass.Float32.inf
+            numbers[i] += bias[cutlass.min(i * WARP + lane, experts - 1)]
+    choice = cute.make_rmem_tensor(held, cutlass.Int32)
+    for i in cutlass.range_constexpr(held):
+        value = _in_order(cute.recast_tensor(numbers, cutlass.Int32)[i])
+        choice[i] = value if i * WARP + lane < experts else cutlass.Int32(NOT_CHOSEN)
 
     if cutlass.const_expr(groups > 1):
         width = held // groups
         sums = cute.make_rmem_tensor(groups, cutlass.Float32)
-        rest = cute.make_rmem_tensor(held, cutlass.Float32)
+        rest = cute.make_rmem_tensor(held, cutlass.Int32)
         rest.store(choice.load())
+        two = cute.make_rmem_tensor(2, cutlass.Int32)
         for group in cutlass.range_constexpr(groups):
             first, end = group * width, (group + 1) * width
             one, expert = _best(rest, lane, first, end)
             _without(rest, lane, expert, first, end)
-            two, _ = _best(rest, lane, first, end)
-            sums[group] = one + two
+            other, _ = _best(rest, lane, first, end)
+            two[0], two[1] = _in_order(one), _in_order(other)
+            as_floats = cute.recast_tensor(two, cutlass.Float32)
+            sums[group] = as_floats[0] + as_floats[1]
         for group in cutlass.range_constexpr(groups):
             # The number of groups that come before it.
             before = cutlass.Int32(0)
@@ -140,20 +150,20 @@ def top_k_gate_kernel(
                 elif cutlass.const_expr(other > group):
                     before += cutlass.Int32(sums[other] > sums[group])
             for i in cutlass.range_constexpr(group * width, (group + 1) * width):
-                choice[i] = choice[i] if before < chosen_groups else -cutlass.Float32.inf
+                choice[i] = choice[i] if before < chosen_groups else cutlass.Int32(NOT_CHOSEN)
 
-    kept, chosen = cutlass.Float32(0.0), cutlass.Int32(0)
-    total = cutlass.Float32(0.0)
+    # Lane j keeps the j-th expert.
+    chosen = cutlass.Int32(0)
     for j in cutlass.range_constexpr(k):
         _, expert = _best(choice, lane, 0, held)
         _without(choice, lane, expert, 0, held)
-        score = scores[0]
-        for i in cutlass.range_constexpr(1, held):
-            score = scores[i] if expert // WARP == i else score
-        score = cute.arch.shuffle_sync(score, expert % WARP)
-        total += score
-        kept = score if lane == j else kept
         chosen = expert if lane == j else chosen
+    score = cutlass.Float32(0.0)
+    for i in cutlass.range_constexpr(held):
+        there = cute.arch.shuffle_sync(scores[i], chosen % WARP)
+        score = there if chosen // WARP == i else score
+    kept = score if lane < k else cutlass.Float32(0.0)
+    total = cute.arch.warp_reduction_sum(kept)
     factor = scaling
     if cutlass.const_expr(normalised):
         # Sigmoids of very negative logits are all 0: so are the weights then.

@@ -48,6 +48,12 @@ def store(vectors: Any, row: Any, vector: Any, values: Any) -> None:
     target.store(values.to(target.element_type))
 
 
+def store_streamed(vectors: Any, row: Any, vector: Any, held: Any) -> None:
+    """Store a vector of 16 bytes in registers, which is the first to leave the caches."""
+    words = cute.recast_tensor(held, cutlass.Int32).load()
+    cute.arch.store(vectors[(None, (row, vector))].iterator, words.ir_value(), cop="cs")
+
+
 def sum_of(values: Any) -> Any:
     """The sum of the elements of a vector in registers."""
     return values.reduce(cute.ReductionOp.ADD, cutlass.Float32(0.0), 0)

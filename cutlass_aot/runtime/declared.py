@@ -57,6 +57,7 @@ def kernel(
     tuning: Mapping[str, Sequence[DesignValue]] | None = None,
     cost: str = "",
     targets: Sequence[str] | None = None,
+    available: Callable[[str, Parameters], bool] | None = None,
     modules: Sequence[str] = (),
     distributions: Sequence[str] = (),
     device: bool = False,
@@ -82,6 +83,8 @@ def kernel(
             and over ``sm_count``, ``sm_mhz`` and ``memory_bandwidth`` (GB/s) of the GPU, with + - * /,
             ``ceil``, ``exp``, ``log2``, ``maximum`` and ``minimum``.
         targets: GPU code targets it can be built for; all known ones if left out.
+        available: whether there is a kernel for a target and for values of all parameters by name, such as a
+            design that needs clusters; there is one for all of them if left out.
         modules: further modules whose source the compiled code depends on, above all the one that the body
             imports.
         distributions: installed distributions, such as ``"flash-attn-4"``, all of whose files the compiled
@@ -109,6 +112,7 @@ def kernel(
             tuning={} if tuning is None else tuning,
             cost=cost,
             targets=KNOWN_TARGETS if targets is None else targets,
+            available=available,
             modules=modules,
             distributions=distributions,
             device=device,
@@ -141,6 +145,7 @@ class DeclaredKernel:
         tuning: Mapping[str, Sequence[DesignValue]],
         cost: str,
         targets: Sequence[str],
+        available: Callable[[str, Parameters], bool] | None,
         modules: Sequence[str],
         distributions: Sequence[str],
         device: bool,
@@ -154,6 +159,7 @@ class DeclaredKernel:
         # On one line: it stands in records, whose texts have no line breaks.
         self.cost = " ".join(cost.split()) if isinstance(cost, str) else cost
         self.targets = self._names("targets", targets)
+        self.available = available
         self.modules = self._names("modules", modules)
         self.distributions = self._names("distributions", distributions)
         self.device = device
@@ -279,6 +285,10 @@ class DeclaredKernel:
             )
         if not isinstance(self.cost, str):
             raise self.refusal(f"cost {self.cost!r}: expected a formula as text")
+        if self.available is not None and not callable(self.available):
+            raise self.refusal(
+                f"available {self.available!r}: expected a function of a target and of the parameters by name"
+            )
         count = 1
         for where, declared in (("params", self.params), ("tuning", self.tuning)):
             for key, values in declared.items():

@@ -150,7 +150,7 @@ def test_rms_norm_of_any_length(kernels, n, rows, make):
     assert torch.equal(residual, total)
 
 
-@pytest.mark.parametrize("n", [128, 1024, 2176, 4096, 7168, 16384, 18432])
+@pytest.mark.parametrize("n", [128, 1024, 2176, 4096, 7168, 16384, 18432, 32768, 40960])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_rms_norm_to_fp8(kernels, n, rows, with_residual):
@@ -206,7 +206,7 @@ def test_layer_norm(kernels, n, rows, make):
     assert relative_error(out, exact) < ROUNDING["bf16"]
 
 
-@pytest.mark.parametrize("n", [*LENGTHS, 128256])
+@pytest.mark.parametrize("n", [*LENGTHS, 65536, 128256, 151936, 262144, 270008])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_softmax(kernels, n, rows, dtype):

@@ -1,9 +1,10 @@
 """Runs the PTX of a kernel on the CPU: that of element-wise kernels and of reductions, without tensor cores.
 
-All threads of a block go through the instructions together, as arrays of NumPy, and those that are behind go
-first, so that branches meet again. What would be undefined on a GPU is an error: a shuffle or a ballot in
+All threads of a cluster go through the instructions together, as arrays of NumPy, and those that are behind
+go first, so that branches meet again. What would be undefined on a GPU is an error: a shuffle or a ballot in
 which a thread of the warp does not take part, a barrier that a thread has left aside, an access that is
-misaligned or outside the buffers, and a write into a buffer that is not the kernel's to write.
+misaligned or outside the buffers, a write into a buffer that is not the kernel's to write, and a write into
+the shared memory of a block that may not have begun, or that may have ended.
 
 Rounding is that of the instructions, but for approximations (``ex2.approx``, ``rsqrt.approx``,
 ``rcp.approx``), which are computed in double precision and rounded, and for ``fma``, which is rounded twice.
@@ -26,6 +27,9 @@ _GAP = 256
 
 _FIRST = 1 << 40
 """The address of the first buffer: one that does not fit into 32 bits."""
+
+_WINDOW = 1 << 24
+"""Addresses of a block's shared memory, as other blocks of its cluster see it: more than there is of it."""
 
 _TOKEN = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 _COMPARISONS = {
@@ -73,6 +77,12 @@ class Program(NamedTuple):
 def parse(text: str) -> Program:
     """Parse a file with one kernel."""
     text = re.sub(r"//[^\n]*", "", text)
+    # A loop around a wait is one instruction.
+    text = re.sub(
+        r"\{[^{}]*mbarrier\.try_wait\.parity\.shared\.b64 P1, (\[[^]]*\]), 0, [^{}]*\}",
+        r"mbarrier.wait.shared.b64 \1;",
+        text,
+    )
     head, _, body = text.partition("\n{\n")
     sizes = {"b8": 1, "b16": 2, "b32": 4, "f32": 4, "u32": 4, "b64": 8, "u64": 8, "s32": 4}
     parameters = []
@@ -137,14 +147,21 @@ class Memory:
         return numpy.frombuffer(raw, array.dtype).reshape(array.shape).copy()
 
 
-def run(program: Program, memory: Memory, parameters: Sequence[bytes], grid: tuple[int, int, int]) -> None:
-    """Run every block of a grid, one after the other.
+def run(
+    program: Program,
+    memory: Memory,
+    parameters: Sequence[bytes],
+    grid: tuple[int, int, int],
+    cluster: int = 1,
+) -> None:
+    """Run every cluster of a grid, one after the other.
 
     Args:
         program: the kernel.
         memory: global memory, which it reads and writes.
         parameters: the bytes of each parameter.
         grid: blocks along x, y and z.
+        cluster: blocks of a cluster, along x.
 
     Raises:
         PtxError: for what a GPU would leave undefined, and for unknown instructions.
@@ -154,10 +171,12 @@ def run(program: Program, memory: Memory, parameters: Sequence[bytes], grid: tup
         if len(value) != size:
             raise PtxError(f"parameter {name}: expected {size} bytes, got {len(value)}")
         given[name] = value
+    if grid[0] % cluster:
+        raise PtxError(f"expected a grid of whole clusters of {cluster} blocks, got {grid[0]} along x")
     for z in range(grid[2]):
         for y in range(grid[1]):
-            for x in range(grid[0]):
-                _Block(program, memory, given, (x, y, z), grid).run()
+            for x in range(0, grid[0], cluster):
+                _Cluster(program, memory, given, (x, y, z), grid, cluster).run()
 
 
 def _names(text: str) -> list[str]:
@@ -165,8 +184,8 @@ def _names(text: str) -> list[str]:
     return text.strip("{}").replace(",", " ").split()
 
 
-class _Block:
-    """A block of threads: their registers, shared memory, and the instruction that each is at."""
+class _Cluster:
+    """The threads of a cluster: their registers, shared memory, and the instruction that each is at."""
 
     def __init__(
         self,
@@ -175,16 +194,27 @@ class _Block:
         parameters: Mapping[str, bytes],
         place: tuple[int, int, int],
         grid: tuple[int, int, int],
+        blocks: int,
     ) -> None:
         self.program, self.memory, self.parameters = program, memory, parameters
-        self.count = program.threads
-        self.registers: dict[str, Any] = {"%tid.x": numpy.arange(self.count, dtype=numpy.uint32)}
+        self.count = program.threads * blocks
+        every = numpy.arange(self.count, dtype=numpy.uint32)
+        self.rank = every // numpy.uint32(program.threads)
+        self.registers: dict[str, Any] = {
+            "%tid.x": every % numpy.uint32(program.threads), "%cluster_ctarank": self.rank
+        }  # fmt: skip
         for axis, letter in enumerate("xyz"):
             self.registers[f"%ctaid.{letter}"] = self._all(place[axis])
             self.registers[f"%nctaid.{letter}"] = self._all(grid[axis])
-        self.shared = numpy.zeros(program.shared[""], numpy.uint8)
+        self.registers["%ctaid.x"] = self.registers["%ctaid.x"] + self.rank
+        self.shared = numpy.zeros(blocks * program.shared[""], numpy.uint8)
         self.place = numpy.zeros(self.count, numpy.int64)
         self.active = numpy.ones(self.count, bool)
+        # Of each thread: whether it waits at the cluster's barrier, whether it was there, and whether other
+        # blocks have written into its shared memory since it waited for them.
+        self.arrived, self.met, self.unseen = (numpy.zeros(self.count, bool) for _ in range(3))
+        # Of each barrier in shared memory, by its place: threads that have to arrive, and bytes that have to.
+        self.barriers: dict[int, list[int]] = {}
 
     def _all(self, value: int, dtype: Any = numpy.uint32) -> Any:
         return numpy.full(self.count, value, dtype)
@@ -203,6 +233,8 @@ class _Block:
                 self.place[self.active] += 1
                 kind = instruction.operation.split(".")[0]
                 if kind == "ret":
+                    if (self.unseen | self.arrived)[taken].any():
+                        raise PtxError("a thread leaves before it has waited for other blocks")
                     self.place[taken] = len(code)
                 elif kind == "bra":
                     self.place[taken] = self.program.labels[instruction.operands[0]]
@@ -275,21 +307,38 @@ class _Block:
     def _st(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         bits, count = int(kinds[-1][1:]), int(kinds[-2][1:]) if kinds[-2] in ("v2", "v4") else 1
         names = _names(operands[1])
+        if kinds[0] == "async":
+            kinds = kinds[1:]
+            _, barriers = self._places(kinds[0], operands[2], 8, taken, True)
+            for place in barriers.tolist():
+                if place not in self.barriers:
+                    raise PtxError("there is no barrier for what is stored")
+                self.barriers[place][1] -= bits // 8 * count
+                self.unseen |= self.rank == place // self.program.shared[""]
         target, places = self._places(kinds[0], operands[0], bits // 8 * count, taken, True)
         for i, register in enumerate(names):
             raw = numpy.ascontiguousarray(self._value(register, bits)[taken]).view(numpy.uint8)
             columns = numpy.arange(i * bits // 8, (i + 1) * bits // 8)
             target[places[:, None] + columns] = raw.reshape(len(places), bits // 8)
 
+    def _prefetch(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        self._places(kinds[0], operands[0], 1, taken, False)
+
     def _places(self, space: str, text: str, size: int, taken: Any, write: bool) -> tuple[Any, Any]:
         """The bytes that an access of the taken threads starts at, in a space's array."""
         places = self._addresses(text)[taken]
         if (places % size).any():
             raise PtxError(f"an address is not a multiple of {size}")
-        if space == "shared":
-            if ((places < 0) | (places + size > len(self.shared))).any():
+        if space.startswith("shared"):
+            rank = self.rank[taken].astype(numpy.int64)
+            if space == "shared::cluster":
+                if not self.met[taken].all():
+                    raise PtxError("a block of the cluster may not have begun")
+                rank, places = places // _WINDOW - 1, places % _WINDOW
+            own = self.program.shared[""]
+            if ((rank < 0) | (rank * own >= len(self.shared)) | (places < 0) | (places + size > own)).any():
                 raise PtxError("an access outside shared memory")
-            return self.shared, places
+            return self.shared, rank * own + places
         places = places - _FIRST
         allowed = self.memory.writable if write else self.memory.readable
         if ((places < 0) | (places + size > len(allowed))).any():
@@ -324,9 +373,56 @@ class _Block:
         words = (bits << numpy.arange(WARP, dtype=numpy.uint64)).sum(axis=1).astype(numpy.uint32)
         self._set(operands[0], numpy.repeat(words, WARP), taken)
 
+    def _redux(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        self._whole_warps(taken)
+        if self._signed(operands[2], 32).min() != -1:
+            raise PtxError("a reduction over a part of a warp is not known")
+        lanes = self._typed(operands[1], kinds[2]).reshape(-1, WARP)
+        reduced = {"max": lanes.max, "min": lanes.min}[kinds[1]](axis=1)
+        self._set(operands[0], numpy.repeat(reduced, WARP).view(numpy.uint32), taken)
+
     def _bar(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
-        if not taken.all():
+        blocks = taken.reshape(-1, self.program.threads)
+        if (blocks.any(axis=1) != blocks.all(axis=1)).any():
             raise PtxError("a thread is not at the barrier")
+
+    def _barrier(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        """The barrier of a cluster."""
+        if (self.arrived != (kinds[1] == "wait"))[taken].any():
+            raise PtxError("a thread has to arrive once before it waits")
+        if kinds[1] == "arrive":
+            self.arrived |= taken
+        elif not taken.all():
+            raise PtxError("a thread is not at the barrier")
+        else:
+            self.arrived[:], self.met[:] = False, True
+
+    def _mbarrier(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        """A barrier in shared memory, for one phase."""
+        name = next(operand for operand in operands if operand.startswith("["))
+        _, places = self._places("shared", name, 8, taken, True)
+        for place in places.tolist():
+            if kinds[0] == "init":
+                self.barriers[place] = [int(self._value(operands[1])[taken][0]), 0]
+                continue
+            barrier = self.barriers.get(place)
+            if barrier is None or (kinds[0] == "arrive" and not barrier[0]):
+                raise PtxError("a barrier has to be made before each of its phases")
+            if kinds[0] == "arrive":
+                barrier[0] -= 1
+                barrier[1] += int(self._value(operands[2])[taken][0])
+            elif barrier != [0, 0]:
+                # Threads that are behind go first: nobody is left to arrive.
+                raise PtxError(f"a barrier waits for {barrier[0]} threads and {barrier[1]} bytes for ever")
+        if kinds[0] == "wait":
+            self.unseen &= ~taken
+
+    def _fence(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        """Nothing: threads see what others did."""
+
+    def _mapa(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        window = (self._value(operands[2]) + numpy.uint32(1)) * numpy.uint32(_WINDOW)
+        self._set(operands[0], window + self._value(operands[1]), taken)
 
     # ---- registers ----
 
@@ -416,6 +512,10 @@ class _Block:
         elif name in ("shl", "shr"):
             value = self._typed(sources[0], kind)
             found = function(value, self._value(sources[1]).astype(value.dtype))
+        elif name == "div":
+            values = [self._typed(source, kind) for source in sources]
+            # Of 32 bits: a quotient in double precision does not round up to a whole number.
+            found = numpy.trunc(function(*values)).astype(values[0].dtype)
         elif kinds[0] == "hi" and kind[1:] in ("16", "32"):
             whole = function(*(self._typed(source, kind).astype(numpy.int64) for source in sources))
             found = (whole >> int(kind[1:])).astype(f"i{int(kind[1:]) // 8}")

@@ -1,6 +1,6 @@
 """Declared kernels run on the CPU: compiled to PTX in a process of its own, launched on arrays of NumPy.
 
-The grid is the test's to say: it is computed by the host's code, which is not run here.
+The grid and the cluster are the test's to say: they are computed by the host's code, which is not run here.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Kernel(NamedTuple):
     program: ptx.Program
     operands: list[list[Any]]
 
-    def launch(self, operands: Sequence[Any], grid: tuple[int, ...]) -> list[Any]:
+    def launch(self, operands: Sequence[Any], grid: tuple[int, ...], cluster: int = 1) -> list[Any]:
         """Run it on tensors, numbers (f32) and None, in the order of the declaration.
 
-        Returns the written arrays in their order.
+        The grid has whole clusters of so many blocks. Returns the written arrays in their order.
         """
         memory = ptx.Memory()
         parameters, places = [], {}
@@ -97,7 +97,7 @@ class Kernel(NamedTuple):
             if free:
                 packed += bytes(-len(packed) % 8) + struct.pack(f"<{len(free)}q", *free)
             parameters.append(packed + bytes(-len(packed) % 8))
-        ptx.run(self.program, memory, parameters, (*grid, 1, 1)[:3])
+        ptx.run(self.program, memory, parameters, (*grid, 1, 1)[:3], cluster)
         found = []
         for position, given in enumerate(operands):
             if isinstance(given, Tensor) and given.written:

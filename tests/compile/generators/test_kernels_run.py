@@ -9,12 +9,14 @@ import numpy
 import pytest
 
 from tests.support.floats import e4m3_values, from_bf16, to_bf16
+from tests.support.ptx import PtxError
 from tests.support.ptx_kernels import Tensor, compile_kernels
 
 pytestmark = pytest.mark.compile
 
 ROUNDING = {"bf16": 2.0**-8, "f32": 1e-6}
-WIDE, SMALL, TINY = (128, 4), (32, 4), (16, 1)
+WIDE, SMALL, TINY, CLUSTER = (128, 4), (32, 4), (16, 1), (1024, 4)
+LARGEST = (4096, 8)
 NORM = "cutlass_aot.kernels.rms_norm"
 SWIGLU = "cutlass_aot.kernels.swiglu"
 FP8 = {"dtype": "bf16", "out_dtype": "u8"}
@@ -24,13 +26,14 @@ GATE = {"dtype": "f32", "k": 8, "normalised": True}
 def requests():
     """The kernels that are compiled, by a name of the tests."""
     found = {}
-    for row in (TINY, SMALL, WIDE):
+    for row in (TINY, SMALL, WIDE, CLUSTER):
         found["rms_norm", row] = NORM, "rms_norm", {"n": "any", "dtype": "bf16", "row": row}
         values = {"dtype": "bf16", "weight": "f32", "residual": True, "row": row}
         found["fused_rms_norm", row] = NORM, "fused_rms_norm", values
         found["rms_norm_fp8", row] = NORM, "rms_norm_fp8", {**values, "out_dtype": "u8", "scales": "columns"}
         values = {"dtype": "bf16", "weight": "bf16", "bias": True, "row": row}
         found["layer_norm", row] = "cutlass_aot.kernels.layer_norm", "layer_norm", values
+    for row in (TINY, SMALL, WIDE, CLUSTER, LARGEST):
         for dtype in ("bf16", "f32"):
             values = {"dtype": dtype, "row": row}
             found["softmax", dtype, row] = "cutlass_aot.kernels.softmax", "softmax", values
@@ -80,8 +83,9 @@ def empty(shape, dtype=numpy.uint16):
 
 
 def blocks(rows, row):
-    """The grid of a kernel that reduces rows."""
-    return (-(-rows * row[0] // max(128, row[0])),)
+    """The grid of a kernel that reduces rows, and the blocks of a cluster."""
+    threads = min(512, max(128, row[0]))
+    return (-(-rows * row[0] // threads),), max(1, row[0] // threads)
 
 
 def normalised(x, weight, eps=1e-5):
@@ -104,36 +108,36 @@ def lengths(row):
     return 8, 136, kept, kept + 8, 2 * kept + 136
 
 
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER])
 def test_rms_norm(kernels, random, row):
     for n in lengths(row):
         x, weight = bits(random((5, n))), bits(random(n))
         operands = [Tensor(x, gap=8), Tensor(weight), Tensor(empty(x.shape), True, gap=16), 1e-5]
-        (out,) = kernels["rms_norm", row].launch(operands, blocks(5, row))
+        (out,) = kernels["rms_norm", row].launch(operands, *blocks(5, row))
         assert relative_error(exact(out), normalised(exact(x), exact(weight))) < ROUNDING["bf16"]
         operands = [Tensor(x, True), Tensor(weight), Tensor(x, True, same_as=0), 1e-5]
-        assert (kernels["rms_norm", row].launch(operands, blocks(5, row))[1] == out).all()
+        assert (kernels["rms_norm", row].launch(operands, *blocks(5, row))[1] == out).all()
 
 
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER])
 def test_rms_norm_of_a_sum(kernels, random, row):
     for n in lengths(row):
         x, residual, weight = bits(random((5, n))), bits(random((5, n))), bits(random(n), "f32")
         written = [Tensor(empty(x.shape), True), Tensor(empty(x.shape), True, gap=8)]
         operands = [Tensor(x, gap=8), Tensor(residual, gap=16), Tensor(weight), *written, 1e-5]
-        out, total = kernels["fused_rms_norm", row].launch(operands, blocks(5, row))
+        out, total = kernels["fused_rms_norm", row].launch(operands, *blocks(5, row))
         assert (total == bits(exact(x) + exact(residual))).all()
         assert relative_error(exact(out), normalised(exact(total), weight)) < ROUNDING["bf16"]
         operands = [
             Tensor(x, True), Tensor(residual, True), Tensor(weight), Tensor(x, True, same_as=0),
             Tensor(residual, True, same_as=1), 1e-5,
         ]  # fmt: skip
-        in_place = kernels["fused_rms_norm", row].launch(operands, blocks(5, row))
+        in_place = kernels["fused_rms_norm", row].launch(operands, *blocks(5, row))
         assert (in_place[0] == out).all()
         assert (in_place[1] == total).all()
 
 
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER])
 def test_rms_norm_to_fp8(kernels, random, row):
     kept = row[0] * row[1] * 8
     for n in (128, kept, kept + 384):
@@ -141,24 +145,24 @@ def test_rms_norm_to_fp8(kernels, random, row):
         written = [Tensor(empty(x.shape, numpy.uint8), True, gap=8), Tensor(empty(x.shape), True)]
         scale = Tensor(empty((5, n // 128), numpy.float32), True, gap=3)
         operands = [Tensor(x, gap=8), Tensor(residual), Tensor(weight), *written, scale, 1e-5]
-        out, total, scales = kernels["rms_norm_fp8", row].launch(operands, blocks(5, row))
+        out, total, scales = kernels["rms_norm_fp8", row].launch(operands, *blocks(5, row))
         assert (total == bits(exact(x) + exact(residual))).all()
         check_fp8(out, scales, normalised(exact(total), weight))
 
 
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER])
 def test_layer_norm(kernels, random, row):
     for n in lengths(row):
         x, weight, bias = bits(random((5, n)) + 5), bits(random(n)), bits(random(n))
         operands = [Tensor(x, gap=8), Tensor(weight), Tensor(bias), Tensor(empty(x.shape), True), 1e-5]
-        (out,) = kernels["layer_norm", row].launch(operands, blocks(5, row))
+        (out,) = kernels["layer_norm", row].launch(operands, *blocks(5, row))
         centred = exact(x) - exact(x).mean(axis=1, keepdims=True)
         expected = normalised(centred, exact(weight)) + exact(bias)
         assert relative_error(exact(out), expected) < ROUNDING["bf16"]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE])
+@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER, LARGEST])
 def test_softmax(kernels, random, row, dtype):
     for n in lengths(row):
         x = random((6, n)) * 4
@@ -166,17 +170,38 @@ def test_softmax(kernels, random, row, dtype):
         x[1, :-1] = -numpy.inf
         x = bits(x, dtype)
         operands = [Tensor(x, gap=8), Tensor(empty(x.shape, x.dtype), True, gap=16)]
-        (out,) = kernels["softmax", dtype, row].launch(operands, blocks(6, row))
+        (out,) = kernels["softmax", dtype, row].launch(operands, *blocks(6, row))
         powers = numpy.exp(exact(x, dtype) - exact(x, dtype).max(axis=1, keepdims=True))
         expected = powers / powers.sum(axis=1, keepdims=True)
         assert relative_error(exact(out, dtype), expected) < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize(
+    ("replaced", "problem"),
+    [
+        ("barrier.cluster.arrive", "has to arrive once before it waits"),
+        ("barrier.cluster.wait", "a block of the cluster may not have begun"),
+        ("mbarrier.arrive", "waits for 1 threads and -256 bytes for ever"),
+        ("mbarrier.wait", "leaves before it has waited for other blocks"),
+    ],
+)
+def test_blocks_that_do_not_wait_for_each_other_are_an_error(kernels, random, replaced, problem):
+    kernel = kernels["softmax", "bf16", CLUSTER]
+    code = list(kernel.program.code)
+    for place, step in enumerate(code):
+        if step.operation.startswith(replaced):
+            code[place] = step._replace(operation="fence")
+    broken = kernel._replace(program=kernel.program._replace(code=tuple(code)))
+    x = bits(random((1, 8192)))
+    with pytest.raises(PtxError, match=problem):
+        broken.launch([Tensor(x), Tensor(empty(x.shape), True)], *blocks(1, CLUSTER))
 
 
 def test_softmax_of_no_numbers_is_none(kernels, random):
     x = random((3, 1496))
     x[0], x[1, 1490], x[2, 3] = -numpy.inf, numpy.nan, numpy.inf
     operands = [Tensor(bits(x)), Tensor(empty(x.shape), True)]
-    (out,) = kernels["softmax", "bf16", SMALL].launch(operands, blocks(3, SMALL))
+    (out,) = kernels["softmax", "bf16", SMALL].launch(operands, *blocks(3, SMALL))
     assert numpy.isnan(exact(out)).all()
 
 
@@ -224,15 +249,17 @@ def test_swiglu_of_groups_leaves_out_rows_that_do_not_count(kernels, random, gat
             )
 
 
-@pytest.mark.parametrize("n", [1152, 12800])
-def test_rows_are_gathered_with_their_scales(kernels, random, n):
+@pytest.mark.parametrize(("rows", "n"), [(5, 1152), (5, 12800), (33, 2176), (64, 128)])
+def test_rows_are_gathered_with_their_scales(kernels, random, rows, n):
     x = (random((7, n)) * 50).astype(numpy.int64).astype(numpy.uint8)
     scale = random((7, n // 128)).astype(numpy.float32)
-    index = numpy.array([3, -1, 6, 0, 3], numpy.int32)
-    written = Tensor(empty((5, n), numpy.uint8), True, gap=16)
-    factors = Tensor(empty((5, n // 128), numpy.float32), True, gap=3)
+    index = numpy.resize(numpy.array([3, -1, 6, 0, 3], numpy.int32), rows)
+    written = Tensor(empty((rows, n), numpy.uint8), True, gap=16)
+    factors = Tensor(empty((rows, n // 128), numpy.float32), True, gap=3)
     operands = [Tensor(x, gap=16), Tensor(scale, gap=1), Tensor(index), written, factors]
-    out, found = kernels["gather_rows"].launch(operands, (5,))
+    # Blocks of 32 rows and 16 columns of factors, then one of each row.
+    factor_blocks = -(-rows // 32) * -(-n // 2048)
+    out, found = kernels["gather_rows"].launch(operands, (factor_blocks + rows,))
     valid = (index >= 0)[:, None]
     assert (out == numpy.where(valid, x[index], 0)).all()
     assert (found == numpy.where(valid, scale[index], 0)).all()
@@ -273,7 +300,9 @@ def test_the_experts_with_the_largest_scores_are_chosen(kernels, random, kind):
     experts, groups = (60, 1) if kind == "gate" else (256, 8)
     logits, bias = random((9, experts)).astype(numpy.float32) * 2, random(experts).astype(numpy.float32)
     if groups == 1:
-        bias[:] = 0
+        # Of equal ones the first is taken; masked ones come last.
+        logits, bias[:] = numpy.round(logits), 0
+        logits[1, 3:] = -numpy.inf
         score = numpy.exp(logits.astype(numpy.float64))
         score /= score.sum(axis=1, keepdims=True)
     else:
@@ -282,7 +311,7 @@ def test_the_experts_with_the_largest_scores_are_chosen(kernels, random, kind):
     if groups > 1:
         sums = numpy.sort(choice, axis=2)[:, :, -2:].sum(axis=2)
         choice[sums < numpy.sort(sums, axis=1)[:, -4:-3]] = -numpy.inf
-    expected = numpy.argsort(-choice.reshape(9, -1), axis=1)[:, :8]
+    expected = numpy.argsort(-choice.reshape(9, -1), axis=1, kind="stable")[:, :8]
     operands = [
         Tensor(logits), None if groups == 1 else Tensor(bias), Tensor(empty((9, 8), numpy.float32), True),
         Tensor(empty((9, 8), numpy.int32), True), 2.5,

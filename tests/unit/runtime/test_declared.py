@@ -32,6 +32,9 @@ from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference, find, import_plugin, references
+from cutlass_aot.kernels.layer_norm import layer_norm
+from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
+from cutlass_aot.kernels.softmax import softmax
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.runtime import bundle_search, declared
 from cutlass_aot.runtime.machine import cuda_driver
@@ -166,6 +169,11 @@ def takes_more(*n):
         (takes_n, {"params": {"n": [1]}, "targets": ["sm_90"]}, "unknown target 'sm_90'"),
         (takes_n, {"params": {"n": [1]}, "targets": []}, "no targets"),
         (takes_n, {"params": {"n": [1]}, "targets": "sm_90a"}, "`targets`: expected a list of names"),
+        (
+            takes_n,
+            {"params": {"n": [1]}, "available": ["sm_90a"]},
+            r"available \['sm_90a'\]: expected a function",
+        ),
         (takes_n, {"params": {"n": [1]}, "modules": "axpy"}, "`modules`: expected a list of names"),
         (takes_n, {"params": {"n": [1]}, "distributions": [3]}, "`distributions`: expected a list of names"),
         (takes_n, {"params": ["n"]}, "`params`: expected lists of values by names"),
@@ -247,6 +255,30 @@ def test_it_enumerates_a_record_for_each_combination_that_there_is():
     assert (first.operation, first.generator, first.design) == ("scale_rows", "scale_rows", ())
     assert [operand.name for operand in first.operands] == ["x", "out", "factor"]
     assert from_plain(Kernel, to_plain(first), "a kernel record") == first
+
+
+def test_a_combination_that_a_target_has_not_is_left_out(monkeypatch):
+    called = []
+
+    def available(target, values):
+        called.append((target, dict(values)))
+        return target != "sm_90a" or values["n"] == 64
+
+    monkeypatch.setattr(scale_rows, "available", available)
+    generator = DeclaredGenerator(scale_rows)
+    for target, expected in (("sm_90a", [64]), ("sm_100a", [64, 128, 128])):
+        found = generator.enumerate(Problem("scale_rows", (), "", ""), target, DEVICE)
+        assert [dict(kernel.parameters)["n"] for kernel in found] == expected
+    assert called[0] == ("sm_90a", {"n": 64, "fast": False})
+
+
+@pytest.mark.parametrize("declared_kernel", [rms_norm, fused_rms_norm, rms_norm_fp8, layer_norm, softmax])
+def test_designs_with_clusters_are_of_targets_that_have_them(declared_kernel):
+    designs = declared_kernel.tuning["row"]
+    for target, most in (("sm_80", 512), ("sm_89", 512), ("sm_90a", 4096), ("sm_121a", 4096)):
+        found = [row for row in designs if declared_kernel.available(target, {"row": row})]
+        assert found == [row for row in designs if row[0] <= most]
+        assert found[0] == (256, 4)
 
 
 def test_it_answers_problems_that_describe_its_operands_and_no_others():
