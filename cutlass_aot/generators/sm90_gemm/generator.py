@@ -338,7 +338,7 @@ def _cost(operation: str) -> str:
     products = f"1.55e-5 * {height} * {width}"
     loads = f"1.1e-3 * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
     step = f"(maximum({products}, {loads}) + 0.1 * minimum({products}, {loads}) + 0.02)"
-    # Three warp groups overlap more than two; two blocks on a multiprocessor less than one with all its memory.
+    # Three warp groups overlap more than two; of two blocks on a multiprocessor, each has half of its memory.
     three = f"maximum(1 - maximum({height} - 192, 192 - {height}) / 64, 0)"
     factor = (
         f"(1 + 0.11 * minimum(blocks_per_sm - 1, 1) + 0.07 * persistent - 0.1 * {three}"

@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass_aot.generators.sm90_gemm.plan import ROWS, SCALED_BLOCK, THREADS, WARP, WARPS
 from cutlass_aot.generators.sm90_gemm.ring import Ring, following
 from cutlass_aot.generators.sm90_gemm.schedule import Schedule, place_after, tile_of
-from cutlass_aot.generators.sm90_gemm.tiles import Block, Corner, Tile, corner_of
+from cutlass_aot.generators.sm90_gemm.tiles import Block, corner_of
 
 
 @cute.jit  # type: ignore[untyped-decorator]

@@ -218,14 +218,14 @@ def test_tma_stores_what_persistent_blocks_of_scaled_and_grouped_kernels_compute
 
 
 def test_factors_are_loaded_in_few_instructions(objects: list[tuple[Kernel, bytes]]) -> None:
-    """The warp that loads them has some 500 cycles for a tile along K; others wait for it if it is late."""
+    """The warp that loads them has some 500 cycles for a tile along K, and the others wait for it."""
     for kernel, data in objects:
         plan = plan_of(kernel)
         if not plan.scaled:
             continue
         lines = re.findall(r"/\*[0-9a-f]{4,5}\*/\s+([^;]*);", disassemble(data))
         arrivals = [index for index, line in enumerate(lines) if "ARRIVES.LDGSTSBAR" in line]
-        # One loop for 16 bytes at once and one for four, each from the wait for an empty stage to its arrival.
+        # A loop for 16 bytes at once and one for four: from the wait for an empty stage to the arrival.
         assert len(arrivals) == 2, kernel.name
         for index, wide in zip(arrivals, (True, False), strict=True):
             begin = max(at for at in range(index) if "SYNCS.PHASECHK" in lines[at])
