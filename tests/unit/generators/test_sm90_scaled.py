@@ -226,8 +226,9 @@ def test_without_scale_factors_they_are_what_is_missing(tmp_path: Path, problem:
     with pytest.raises(KernelNotFound, match=rf"Nearest is {problem.operation}-f8e4m3\.") as raised:
         bundle.find(*operands[:3], **named, operation=problem.operation, target="sm_90a")
     expected = ", ".join(constraint.name for constraint in constraints)
-    assert f"expected {len(constraints)} operands ({expected}), got {3 + len(named)}, without a_scale, b_scale" in (
-        str(raised.value)
+    assert (
+        f"expected {len(constraints)} operands ({expected}), got {3 + len(named)}, without a_scale, b_scale"
+        in (str(raised.value))
     )
     with pytest.raises(KernelNotFound, match="got 4.*, without b_scale" if not named else "without b_scale"):
         bundle.find(*operands[:3], a_scale=operands[3], **named, operation=problem.operation, target="sm_90a")

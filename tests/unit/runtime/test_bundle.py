@@ -284,7 +284,7 @@ def test_a_post_release_of_tvm_ffi_counts_as_its_release(
         monkeypatch.setattr(host, "installed_version", {"apache-tvm-ffi": installed}.get)
         assert len(cutlass_aot.open(root).kernels()) == 3
     monkeypatch.setattr(host, "installed_version", {"apache-tvm-ffi": "0.1.14.post3"}.get)
-    with pytest.raises(Incompatible, match="the bundle needs 0.1.x from 0.1.15 on"):
+    with pytest.raises(Incompatible, match=r"the bundle needs 0\.1\.x from 0\.1\.15 on"):
         cutlass_aot.open(root)
 
 
