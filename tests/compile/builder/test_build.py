@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 import cutlass_aot
 from cutlass_aot.builder.link.kernel_object import KIND
 from cutlass_aot.store.store import Store
+from tests.compile.builder.conftest import MANIFEST
 from tests.support.paths import REPOSITORY
 from tests.support.verifying import verify_path
 from tools.check.instructions import disassemble
@@ -150,19 +152,24 @@ def test_a_build_leaves_nothing_beside_its_bundle(built):
     assert [path.name for path in (built / "out").iterdir()] == ["smoke"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_build_waits_for_nothing_and_repairs_everything(built, store, tmp_path, kind):
-    """Something else stands for a file of each kind; the up-to-date check meets one in the bundle."""
-    out = shutil.copytree(built / "out", tmp_path / "out")
-    assert command("build", SMOKE, "--store", store, "--out", out).returncode == 0
-    put(kind, out / "smoke" / "catalog.msgpack")
+@pytest.mark.parametrize("turn", [0, 3])
+def test_a_build_waits_for_nothing_and_repairs_everything(many, tmp_path, turn):
+    """Something else stands for a file of each kind; the up-to-date check meets one in the bundle.
+
+    Each kind stands in some places; ``tests/unit/store/test_other_files.py`` puts each into all of a store.
+    """
+    kinds = itertools.islice(itertools.cycle(KINDS), turn, None)
+    store, out = (shutil.copytree(many / name, tmp_path / name) for name in ("store", "out"))
+    arguments = ("build", many / "m.toml", "--store", store, "--out", out)
+    assert command(*arguments).returncode == 0
+    put(next(kinds), out / "many" / "catalog.msgpack")
     for name in ("blobs/sha256", "records/kernel", "records/library", "records/plan", "records/bundle"):
-        put(kind, min((store / name).glob("*/*")))
-    for name in ("durations", "locks", "roots/smoke"):
-        put(kind, store / name)
-    result = command("build", SMOKE, "--store", store, "--out", out)
+        put(next(kinds), min((store / name).glob("*/*")))
+    for name in ("durations", "locks", "roots/many"):
+        put(next(kinds), store / name)
+    result = command(*arguments)
     assert result.returncode == 0, result.stderr
-    assert contents(out / "smoke") == contents(built / "out" / "smoke")
+    assert contents(out / "many") == contents(many / "out" / "many")
     assert command("verify", store).returncode == 0
 
 
@@ -238,7 +245,9 @@ def test_a_kernel_that_crashes_the_compiler_fails_alone(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path):
-    arguments = ["build", SMOKE, "--store", tmp_path / "store", "--out", tmp_path / "out", "-j", "1"]
+    (tmp_path / "m.toml").write_text(MANIFEST)
+    places = ["--store", tmp_path / "store", "--out", tmp_path / "out"]
+    arguments = ["build", tmp_path / "m.toml", *places, "-j", "1"]
     with subprocess.Popen(
         [sys.executable, "-m", "cutlass_aot", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
@@ -254,7 +263,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path):
     assert "interrupted; what was compiled is in the store" in errors
     assert "Traceback" not in errors
     kept = len(list(records.glob("*/*")))
-    assert not (tmp_path / "out" / "smoke").exists()
+    assert not (tmp_path / "out" / "many").exists()
     # A worker that is being ended may still write into the folder of the build while it is removed.
     assert [path for path in (tmp_path / "store" / "tmp").iterdir() if not path.is_dir()] == []
     assert list((tmp_path / "store" / "locks").iterdir()) == []
