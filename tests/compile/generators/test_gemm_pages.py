@@ -65,13 +65,14 @@ def built(tmp_path_factory):
     for page in PAGES:
         (text,) = blocks(page, "toml")
         manifest = parse_manifest(text.encode(), folder / "page.toml")
-        head, *kernels = re.split(r"^(?=\[\[kernels\]\]$)", text, flags=re.MULTILINE)
+        head, *kernels = re.split(r"^\[\[kernels\]\].*\n", text, flags=re.MULTILINE)
         assert head.startswith("[bundle]\n")
-        assert "\ntargets" not in "".join(kernels)
+        assert len(kernels) == len(manifest.tables) > 0
+        assert "targets" not in "".join(kernels)
         names.append(manifest.name)
         devices |= {target: manifest.devices[target] for target in manifest.targets}
         own = f"[[kernels]]\ntargets = {json.dumps(manifest.targets)}\n"
-        tables += [table.replace("[[kernels]]\n", own) for table in kernels]
+        tables += [own + table for table in kernels]
     device = ", ".join(f'{target} = "{name}"' for target, name in devices.items())
     (folder / "pages.toml").write_text(
         f'[bundle]\nname = "pages"\nversion = "0.1.0"\ntargets = {json.dumps([*devices])}\n'
