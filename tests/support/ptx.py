@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy
@@ -165,6 +165,13 @@ def _names(text: str) -> list[str]:
     return text.strip("{}").replace(",", " ").split()
 
 
+@cache
+def _parts(operation: str) -> tuple[str, list[str]]:
+    """The name of an operation, and what stands behind it."""
+    kind, *kinds = operation.split(".")
+    return kind, kinds
+
+
 class _Block:
     """A block of threads: their registers, shared memory, and the instruction that each is at."""
 
@@ -183,8 +190,8 @@ class _Block:
             self.registers[f"%ctaid.{letter}"] = self._all(place[axis])
             self.registers[f"%nctaid.{letter}"] = self._all(grid[axis])
         self.shared = numpy.zeros(program.shared[""], numpy.uint8)
-        self.place = numpy.zeros(self.count, numpy.int64)
-        self.active = numpy.ones(self.count, bool)
+        self.constants: dict[tuple[str, int], Any] = {}
+        self.everyone = numpy.ones(self.count, bool)
 
     def _all(self, value: int, dtype: Any = numpy.uint32) -> Any:
         return numpy.full(self.count, value, dtype)
@@ -192,31 +199,41 @@ class _Block:
     def run(self) -> None:
         """Until every thread has returned."""
         code = self.program.code
+        # Where all threads are; None if they are in several places.
+        together: int | None = 0
+        place = numpy.zeros(self.count, numpy.int64)
         with numpy.errstate(all="ignore"):
-            while (now := int(self.place.min())) < len(code):
-                self.active = self.place == now
+            while (now := int(place.min()) if together is None else together) < len(code):
+                active = self.everyone if together is not None else place == now
                 instruction = code[now]
-                taken = self.active
+                taken = active
                 if instruction.guard is not None:
                     register, expected = instruction.guard
-                    taken = self.active & (self.registers[register] == expected)
-                self.place[self.active] += 1
-                kind = instruction.operation.split(".")[0]
-                if kind == "ret":
-                    self.place[taken] = len(code)
-                elif kind == "bra":
-                    self.place[taken] = self.program.labels[instruction.operands[0]]
+                    taken = active & (self.registers[register] == expected)
+                kind, kinds = _parts(instruction.operation)
+                if kind in ("ret", "bra"):
+                    target = len(code) if kind == "ret" else self.program.labels[instruction.operands[0]]
+                    if together is not None:
+                        place[:] = now
+                    place[active] = now + 1
+                    place[taken] = target
+                    together = int(place[0]) if (place == place[0]).all() else None
+                    continue
+                if together is not None:
+                    together += 1
                 else:
-                    self._execute(kind, instruction, taken)
+                    place[active] += 1
+                    together = now + 1 if (place == now + 1).all() else None
+                self._execute(kind, kinds, instruction, taken)
 
-    def _execute(self, kind: str, instruction: Instruction, taken: Any) -> None:
+    def _execute(self, kind: str, kinds: list[str], instruction: Instruction, taken: Any) -> None:
         handler: Callable[..., Any] | None = getattr(self, f"_{kind}", None)
         if kind in _FUNCTIONS:
             handler = partial(self._compute, kind)
         if handler is None:
             raise PtxError(f"unknown instruction: {instruction.text}")
         try:
-            handler(instruction.operation.split(".")[1:], instruction.operands, taken)
+            handler(kinds, instruction.operands, taken)
         except PtxError as error:
             raise PtxError(f"{instruction.text}: {error}") from None
 
@@ -226,6 +243,12 @@ class _Block:
         """An operand as an array of unsigned integers, or of booleans."""
         if text.startswith("%"):
             return self.registers[text]
+        known = self.constants.get((text, bits))
+        if known is None:
+            known = self.constants[text, bits] = self._constant(text, bits)
+        return known
+
+    def _constant(self, text: str, bits: int) -> Any:
         dtype = {16: numpy.uint16, 32: numpy.uint32, 64: numpy.uint64}[bits]
         if text.startswith("0f"):
             return self._all(int(text[2:], 16), dtype)
@@ -243,7 +266,7 @@ class _Block:
         if name == "_":
             return
         old = self.registers.get(name)
-        if taken.all():
+        if taken is self.everyone or taken.all():
             self.registers[name] = value
         else:
             self.registers[name] = numpy.where(taken, value, numpy.zeros_like(value) if old is None else old)
