@@ -100,20 +100,21 @@ def test_a_lost_bundle_comes_back_from_the_store(built, store, tmp_path):
     assert contents(tmp_path / "out" / "smoke") == contents(built / "out" / "smoke")
 
 
-def test_a_damaged_object_is_built_again(built, store, tmp_path):
+def test_a_damaged_object_is_built_again(many, tmp_path):
+    store = shutil.copytree(many / "store", tmp_path / "store")
     records = sorted((store / "records" / "bundle").glob("*/*"))
     for record in records:
         record.unlink()
-    plan = json.loads(command("plan", SMOKE, "--store", store, "--json").stdout)
+    plan = json.loads(command("plan", many / "m.toml", "--store", store, "--json").stdout)
     assert all(not kernel["build"] for kernel in plan["kernels"])
     victim = next(path for path, data in blobs(store) if is_object(data))
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(bytes(data))
     assert command("verify", store).returncode == 1
-    result = command("build", SMOKE, "--store", store, "--out", tmp_path / "out")
+    result = command("build", many / "m.toml", "--store", store, "--out", tmp_path / "out")
     assert "1 compiled, written" in result.stdout, result.stderr
-    assert contents(tmp_path / "out" / "smoke") == contents(built / "out" / "smoke")
+    assert contents(tmp_path / "out" / "many") == contents(many / "out" / "many")
 
 
 @pytest.mark.parametrize("share", [(), ("--shard", "1/2")])
@@ -128,7 +129,7 @@ def test_an_output_that_cannot_be_written_is_found_before_anything_compiles(tmp_
 
 
 def test_a_manifest_whose_plan_is_refused_leaves_nothing(tmp_path):
-    (tmp_path / "m.toml").write_text(SMOKE.read_text().replace('"128x128"', '"128x821"'))
+    (tmp_path / "m.toml").write_text(MANIFEST.replace('"16x16"', '"16x61"'))
     result = command(
         *("build", tmp_path / "m.toml", "--store", tmp_path / "store", "--out", tmp_path / "out"),
         *("--report", tmp_path / "pages" / "page.html"),
@@ -138,11 +139,11 @@ def test_a_manifest_whose_plan_is_refused_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m.toml"]
 
 
-def test_an_output_that_becomes_unwritable_is_found_before_anything_compiles(built, store, tmp_path):
-    shutil.copytree(built / "out", tmp_path / "out")
-    (tmp_path / "out" / "smoke" / "notes.txt").touch()
+def test_an_output_that_becomes_unwritable_is_found_before_anything_compiles(many, tmp_path):
+    store, out = (shutil.copytree(many / name, tmp_path / name) for name in ("store", "out"))
+    (out / "many" / "notes.txt").touch()
     shutil.rmtree(store / "records")
-    result = command("build", SMOKE, "--store", store, "--out", tmp_path / "out")
+    result = command("build", many / "m.toml", "--store", store, "--out", out)
     assert result.returncode == 1, result.stderr
     assert "notes.txt" in result.stderr
     assert not (store / "records" / "kernel").exists()

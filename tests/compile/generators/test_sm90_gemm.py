@@ -24,7 +24,7 @@ from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
-from tools.check.instructions import disassemble
+from tests.support.listings import listing
 
 pytestmark = pytest.mark.compile
 
@@ -153,7 +153,7 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
     for kernel, data in objects:
         plan = plan_of(kernel)
         code = Counter(
-            re.findall(r"\b([HQ]GMMA|UTMALDG|WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR)\b", disassemble(data))
+            re.findall(r"\b([HQ]GMMA|UTMALDG|WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR)\b", listing(data))
         )
         fp8 = kernel.operands[0].dtype == "f8e4m3"
         depth = 32 if fp8 else 16
@@ -179,7 +179,7 @@ def test_reductions_are_atomic_operations_after_exchanges_in_a_warp(
     reduced = [(kernel, data) for kernel, data in objects if "amax" in kernel.epilogue]
     assert len(reduced) == 2
     for kernel, data in reduced:
-        code = disassemble(data)
+        code = listing(data)
         for operation in ("ADD.F32", "MIN", "MAX"):
             assert re.search(rf"\bREDG?\.E\.{operation}", code), (kernel.name, operation)
         assert "F2FP.SATFINITE.E4M3.F32.PACK_AB" in code, kernel.name
