@@ -55,7 +55,7 @@ from cutlass_aot import Operand
 
 @cutlass_aot.kernel(
     name="wrong",
-    params={"how": ["name", "type", "path", "layout", "tile", "ptx"], "threads": [64]},
+    params={"how": ["name", "type", "path", "layout", "tile", "ptx"], "threads": [64, 128]},
     targets=["sm_80", "sm_90a"],
     modules=["wrong_kernel"],
 )
@@ -143,15 +143,15 @@ def test_each_reason_is_said_once_with_the_line_and_a_count(folder: Path, argume
     # Without --retry they are remembered from the build before, and nothing is compiled.
     remembered = not arguments
     when = ", all in an earlier build" if remembered else ""
-    before, told, after = done.stderr.partition(f"12 kernels of 12 failed for 6 reasons{when}:\n")
+    before, told, after = done.stderr.partition(f"24 kernels of 24 failed for 6 reasons{when}:\n")
     assert told
-    assert ("plan: 0 kernels to build, 0 present, 12 failed in an earlier build" in before) is remembered
+    assert ("plan: 0 kernels to build, 0 present, 24 failed in an earlier build" in before) is remembered
     assert ("cutlass-aot build wrong.toml --retry does that" in after) is remembered
     assert ("compiling: " in before) is not remembered
     for reason, line in REASONS:
         assert after.count(reason) == 1, reason
         assert after.count(line) == 1, line
-    assert after.count(f"  2 kernels{when}: wrong-") == 6
+    assert after.count(f"  4 kernels{when}: wrong-") == 6
     assert after.count("wrong_kernel.py:") == 6
     assert before.count(f"\nfailed{' in an earlier build' if remembered else ''}: ") == 6
     assert len([line for line in done.stderr.splitlines() if line.startswith("  log: ")]) == 6
@@ -159,7 +159,7 @@ def test_each_reason_is_said_once_with_the_line_and_a_count(folder: Path, argume
 
 def test_neither_logs_nor_events_have_colours(folder: Path, events: list[dict[str, object]]) -> None:
     failed = [event for event in events if event["event"] == "failed"]
-    assert len(failed) == 12
+    assert len(failed) == 24
     for event in failed:
         assert "\x1b" not in f"{event['reason']}{event['detail']}"
         assert "\n" not in str(event["reason"])
