@@ -115,7 +115,7 @@ def gemm(query: Query, operands: Sequence[Any], stream: Any, workspace: Any) -> 
     ``operands`` are in the query's order; ``stream`` and ``workspace`` are those of
     :meth:`cutlass_aot.runtime.opened.kernel_handle.KernelHandle.launch`.
     """
-    _require_compiler()
+    _require_compiler(_torch_computes(query))
     if query.operation == "gemm" and (query.names or len(operands) != 3):
         raise KernelNotFound(
             f"policy jit compiles GEMMs of a, b and out alone, and what is not a GEMM, not {query}"
@@ -136,7 +136,7 @@ def declared(kernel: DeclaredKernel, values: Parameters, ordinal: int) -> tuple[
 
     Returns a function called as a prebuilt kernel's ``launch``, and the names of the kernel's operands.
     """
-    _require_compiler()
+    _require_compiler(False)
     gpu = _gpu(ordinal)
     targets = runnable_targets(kernel.targets, gpu.capability)
     generator = DeclaredGenerator(kernel)
@@ -221,18 +221,24 @@ def compiled_for(query: Query, gpu: _Gpu) -> Compiled:
     return found
 
 
-def _require_compiler() -> None:
+def _torch_computes(query: Query) -> bool:
+    """Whether policy ``warn`` may serve a query that nothing here does."""
+    return query.operation == "gemm" and not query.epilogue
+
+
+def _require_compiler(torch_computes: bool) -> None:
     missing = []
     for module, distribution in _NEEDED.items():
         try:
             importlib.import_module(module)
         except ImportError as error:
             missing.append(f"{distribution} ({error})")
+            torch_computes = torch_computes and distribution != "torch"
     if missing:
         raise ToolchainError(
             f"policy jit has to compile a kernel, and this installation has no compiler: missing "
             f"{', '.join(missing)}. Install it with: {command_for('build')}; or build the kernel "
-            "into the bundle, or choose policy warn"
+            f"into the bundle{', or choose policy warn' if torch_computes else ''}"
         )
 
 
@@ -284,10 +290,12 @@ def _choose(query: Query, gpu: _Gpu) -> tuple[Kernel, Generator]:
             ]
             if found:
                 return min(found, key=lambda item: sort_key(item[0], extents, gpu.sm_count))
-    more = f", or install a DSL that compiles for {lacking[0]}: {toolkit_for(lacking[0])}" if lacking else ""
+    more = ", or choose policy warn" if _torch_computes(query) else ""
+    if lacking:
+        more += f", or install a DSL that compiles for {lacking[0]}: {toolkit_for(lacking[0])}"
     raise KernelNotFound(
         f"no generator ({', '.join(generator.name for generator in generators)}) has a kernel for {query} "
-        f"either: change the operands, or choose policy warn{more}"
+        f"either: change the operands{more}"
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
     from cutlass_aot.runtime.opened.finder import Choice, Expected
     from cutlass_aot.schema.bundles.catalog import GroupEntry
+    from cutlass_aot.schema.kernels.constraints import Extent, OperandConstraint
 
 _extent = click.IntRange(1)
 _FILTERS = {
@@ -112,14 +113,15 @@ def command(
     found, refused = _choices(opened, problem, gpu, given, parameters, own=bool(extents))
     # Kernels of other operations, which a bundle may have beside GEMMs.
     others = {
-        group.operation: extent_names(group.operands)
+        group.operation: group.operands
         for group in opened.groups
         if not (extents or group.operation == "gemm" or group.requests)
         and group_matches(group, given) and parameters_match(group, parameters)
     }  # fmt: skip
     ways = [
-        f"{operation} is chosen by {' '.join(f'--extent {name}=...' for name in names)}"
-        for operation, names in others.items()
+        f"{operation} is chosen by {' '.join(f'--extent {name}=...' for name in extent_names(operands))}"
+        f"{_where(operands)}"
+        for operation, operands in others.items()
     ]
     if not found:
         kind = "kernel" if extents else "GEMM"
@@ -206,7 +208,7 @@ def _choices(
             continue
         names = extent_names(group.operands)
         if own and set(names) != extents.keys():
-            refused.setdefault(_other_extents(names, extents), []).append(group.name)
+            refused.setdefault(_other_extents(group.operands, extents), []).append(group.name)
             continue
         operands = packed(group.operands, extents)
         verdict = supports(group.operands, operands)
@@ -248,14 +250,44 @@ def _present(bundle: Bundle, filters: Collection[str], parameters: Collection[st
     return f"; it has {shown}" if shown else ""
 
 
-def _other_extents(names: Sequence[str | int], given: Mapping[Any, int]) -> str:
-    """Why a problem with the ``given`` extents is none of kernels whose extents have these names."""
-    known = [str(name) for name in names]
+def _relations(operands: Sequence[OperandConstraint]) -> dict[Extent, OperandConstraint]:
+    """Extents that tell a named one, such as ``128 * B``: one for each name, with the operand that has it."""
+    from cutlass_aot.schema.kernels.constraints import extent_of
+
+    found: dict[str, tuple[Extent, OperandConstraint]] = {}
+    for operand in operands:
+        for text in operand.extents:
+            extent = extent_of(text) if isinstance(text, str) else None
+            if extent and not (extent.is_plain or extent.is_quotient):
+                found.setdefault(extent.name, (extent, operand))
+    return dict(found.values())
+
+
+def _where(operands: Sequence[OperandConstraint]) -> str:
+    """What those of the extents mean that stand for a part of an operand's."""
+    shown = dict.fromkeys(_relations(operands).values())
+    shapes = (f"`{operand.name}` is ({', '.join(map(str, operand.extents))})" for operand in shown)
+    return "".join(f", where {shape}" for shape in shapes)
+
+
+def _other_extents(operands: Sequence[OperandConstraint], given: Mapping[Any, int]) -> str:
+    """Why a problem with the ``given`` extents is none of kernels with these operands, and what to type."""
+    from cutlass_aot.schema.kernels.operands import extent_names
+
+    known = extent_names(operands)
     problems = [f"--extent {name} is missing" for name in known if name not in given]
     problems += [
         f"there is no extent {name}{did_you_mean(name, known)}" for name in given if name not in known
     ]
-    return f"{', '.join(problems)}; its extents are {', '.join(known)}"
+    meant = [
+        f"{extent.name}={extent.named(value)} for {extent} = {value}"
+        for extent in _relations(operands)
+        for other, value in given.items()
+        if extent.name not in given and other not in known and not closest(other, known)
+        if extent.is_possible(value) and extent.named(value)
+    ]
+    hint = f": --extent {' or '.join(meant)}" if meant else ""
+    return f"{', '.join(problems)}; its extents are {', '.join(known)}{_where(operands)}{hint}"
 
 
 def _require_known(bundle: Bundle, gpu: str) -> None:

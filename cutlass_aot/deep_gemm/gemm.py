@@ -317,12 +317,14 @@ def _scaled(
     a: Scaled, b: Scaled, recipe: Recipe, recipe_a: Recipe, recipe_b: Recipe
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The values of both operands, and their factors as kernels take them."""
-    given = tuple(None if each is None else tuple(each) for each in (recipe, recipe_a, recipe_b))
+    recipes = recipe, recipe_a, recipe_b
+    given = tuple(tuple(each) if isinstance(each, Sequence) else each for each in recipes)
     whole, sides = (1, BLOCK, BLOCK), ((1, BLOCK), (BLOCK, BLOCK))
-    if given[0] not in (None, whole) or given[1:] not in ((None, None), sides):
+    known = all(each is None or isinstance(each, tuple) for each in given)
+    if not known or given[0] not in (None, whole) or given[1:] not in ((None, None), sides):
         raise OperandError(
             f"expected recipe {whole}, or recipe_a {sides[0]} and recipe_b {sides[1]}, which is what kernels "
-            f"for sm_90a have, got {', '.join(map(str, given))}"
+            f"for sm_90a have, got {', '.join(map(str, recipes))}"
         )
     (x, x_factors), (w, w_factors) = _pair("a", a), _pair("b", b)
     if x_factors.stride(-2) != 1 and x_factors.shape[-2] != 1:

@@ -447,8 +447,8 @@ class PrebuiltFunction:
                 + problems
             )
         return KernelNotFound(
-            f"{missing}: {self._present(search)}open one that has it with cutlass_aot.open, or choose policy "
-            f"jit{problems}"
+            f"{missing}: {self._present(search)}open one that has it with cutlass_aot.open"
+            f"{', or choose policy jit' if policy.has_compiler() else ''}{problems}"
         )
 
     def _present(self, search: BundleSearch) -> str:

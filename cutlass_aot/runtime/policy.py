@@ -23,6 +23,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from cutlass_aot.errors import CutlassAotError, KernelNotFound, MisplacedOperand, PolicyError
+from cutlass_aot.runtime.machine import host
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.selection.query import Parameters, Query
 
@@ -186,6 +187,11 @@ def on_declared_miss(
     except CutlassAotError as failure:
         raise failure from error
     return launch, names
+
+
+def has_compiler() -> bool:
+    """Whether the DSL is installed, without which nothing is compiled under ``jit``."""
+    return host.installed_version("nvidia-cutlass-dsl") is not None
 
 
 def warn_once(what: str, message: str) -> None:

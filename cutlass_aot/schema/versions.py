@@ -25,6 +25,16 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
+def without_post(version: str) -> str:
+    """The release that a post release corrects: ``"0.1.15.post2"`` gives ``"0.1.15"``.
+
+    Local parts go too; a pre-release stays as it is. Source: version specifiers specification (PEP 440),
+    "Post-releases": they correct what does not affect the distributed software, so that the ABI is the same.
+    """
+    first = version.partition("+")[0].partition(".post")[0]
+    return first if is_version(first) else ".".join(map(str, release(version)))
+
+
 def major_minor(version: str) -> tuple[int, int]:
     """Major and minor number; a missing minor counts as 0."""
     parts = (*release(version), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy
@@ -24,6 +25,7 @@ def from_bf16(bits: Any) -> Any:
     return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
 
 
+@cache
 def e4m3_values() -> Any:
     """The f32 values of the 256 numbers of f8e4m3."""
     codes = numpy.arange(256)

@@ -15,7 +15,7 @@ from cutlass_aot.bundle.glibc import platform_tags
 from cutlass_aot.errors import BundleError
 from cutlass_aot.schema.bundles.catalog import BUNDLE_NAME, VARIANT_NAME, Catalog
 from cutlass_aot.schema.entry_points import BUNDLES
-from cutlass_aot.schema.versions import major_minor
+from cutlass_aot.schema.versions import major_minor, without_post
 from cutlass_aot.schema.words import plural
 
 PREFIX = "cutlass-aot-bundle-"
@@ -180,10 +180,13 @@ def release_of(wheel: str) -> str:
 
 
 def _same_minor(version: str, *, from_minor: bool = False) -> str:
-    """Version specifier for releases of the same minor version, all of them or those from ``version`` on."""
+    """Version specifier for releases of the same minor version, all of them or those from ``version`` on.
+
+    A post release counts as its release, as it does where a bundle is opened.
+    """
     if not _VERSION.fullmatch(version):
         raise BundleError(f"{version!r} is not a version: expected one such as 0.1.15; build again")
     major, minor = major_minor(version)
     # Specifiers with >= allow no local version. Source: PEP 440, "Inclusive ordered comparison".
-    first = f"{major}.{minor}" if from_minor else version.split("+")[0]
+    first = f"{major}.{minor}" if from_minor else without_post(version)
     return f">={first},<{major}.{minor + 1}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
@@ -326,11 +327,11 @@ def _cost(operation: str) -> str:
 
     Tiles take turns on the multiprocessors, and a tile along K takes what its products or its loads from the
     L2 cache take. The numbers were fitted to times of ``tools/bench/experts.py --kernels`` on an H100, of
-    FP8, on the problems of that script and 129 others; those of 16-bit groups rank alike, and are about twice
+    FP8, on the problems of that script and 153 others; those of 16-bit groups rank alike, and are about twice
     as long.
     """
     if operation in GROUPED_EXTENTS:
-        return _cost_of_groups(operation)
+        return _cost_of_groups(_GROUP_TIMES[operation])
     height, width, clusters = "tile_shape_0", "tile_shape_1", "cluster_shape_0 * cluster_shape_1"
     down, across = f"ceil(M / {height} / cluster_shape_0)", f"ceil(N / {width} / cluster_shape_1)"
     blocks = f"(L * {down} * {across} * {clusters} * cluster_shape_2)"
@@ -357,24 +358,63 @@ def _cost(operation: str) -> str:
     return f"2.35 + maximum({compute}, {memory}) + 1.8 * minimum({compute}, {memory})"
 
 
-def _cost_of_groups(operation: str) -> str:
-    """The same for groups, whose rows in the mean are known; a group's last tile is rarely full.
+class _GroupTimes(NamedTuple):
+    """What the cost formula of groups takes for known, fitted to times of one layout of groups.
 
-    Of groups with a matrix each, two fifths of the rows are assumed to be there: their numbers are in the
-    memory of the GPU.
+    Attributes:
+        rows: of a group in the mean. Of groups with a matrix each, two fifths are assumed to be there: their
+            numbers are in the memory of the GPU.
+        more: tiles of a group beyond those that its rows fill.
+        step: microseconds of a tile along K, whatever its shape.
+        load: microseconds of a row or column of it.
+        product: microseconds of an element of the tile of results.
+        exchanged: how much longer products take where operands are exchanged.
+        shared: how much longer a step takes in a cluster.
+        tile: microseconds of a tile of results.
+        element: microseconds of an element of it.
+        turn: which part of that is not hidden behind the next tile.
+        start: microseconds of a launch.
+        bandwidth: by which the GPU's is multiplied.
     """
-    rows = {GROUPED_GEMM: "M / G", MASKED_GROUPED_GEMM: "M * 0.4"}[operation]
+
+    rows: str
+    more: float
+    step: float
+    load: float
+    product: float
+    exchanged: float
+    shared: float
+    tile: float
+    element: float
+    turn: float
+    start: float
+    bandwidth: float
+
+
+_GROUP_TIMES = {
+    GROUPED_GEMM: _GroupTimes(
+        "M / G", 1, 0.0592, 4.419e-4, 1.714e-5, 0.895, 0.038, 0.304, 1.309e-5, 0.37, 1.83, 1.678
+    ),
+    MASKED_GROUPED_GEMM: _GroupTimes(
+        "M * 0.4", 3.4, 0.0643, 3.592e-4, 6.72e-6, 2.742, 0.049, 0.513, 8.06e-6, 0.155, 0.79, 3.464
+    ),
+}
+
+
+def _cost_of_groups(times: _GroupTimes) -> str:
+    """The same for groups, of whose rows the mean is known."""
     height, width, clusters = "tile_shape_0", "tile_shape_1", "cluster_shape_0 * cluster_shape_1"
-    down = f"maximum({rows} / {height} / cluster_shape_0 + 3.4, 1)"
-    blocks = f"G * {down} * ceil(N / {width} / cluster_shape_1) * {clusters}"
-    loads = f"3.59e-4 * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
-    products = f"6.7e-6 * {height} * {width} * (1 + 2.7 * swap_operands)"
-    step = f"(0.064 + {loads} + {products}) * (1 + 0.05 * minimum({clusters} - 1, 1))"
-    tile = f"(0.51 + 8.1e-6 * {height} * {width})"
+    down = f"({times.rows} / {height} / cluster_shape_0 + {times.more})"
+    blocks = f"G * maximum({down}, 1) * ceil(N / {width} / cluster_shape_1) * {clusters}"
+    loads = f"{times.load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
+    products = f"{times.product} * {height} * {width} * (1 + {times.exchanged} * swap_operands)"
+    step = f"({times.step} + {loads} + {products}) * (1 + {times.shared} * minimum({clusters} - 1, 1))"
+    tile = f"({times.tile} + {times.element} * {height} * {width})"
     turns = f"maximum({blocks} / sm_count, 1)"
-    compute = f"{turns} * (ceil(K / {SCALED_BLOCK}) * {step} + 0.155 * {tile}) + {tile}"
-    memory = f"G * ({rows} * K + N * K + 2 * {rows} * N) / (3460 * memory_bandwidth)"
-    return f"0.79 + maximum({compute}, {memory}) + 0.2 * minimum({compute}, {memory})"
+    compute = f"{turns} * (ceil(K / {SCALED_BLOCK}) * {step} + {times.turn} * {tile}) + {tile}"
+    moved = f"G * ({times.rows} * K + N * K + 2 * {times.rows} * N)"
+    memory = f"{moved} / ({times.bandwidth * 1000:g} * memory_bandwidth)"
+    return f"{times.start} + maximum({compute}, {memory}) + 0.2 * minimum({compute}, {memory})"
 
 
 def _designs(input_bits: int, scaled: bool, exact: bool, operation: str) -> Iterator[_Design]:

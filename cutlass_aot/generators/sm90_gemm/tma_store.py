@@ -30,9 +30,10 @@ def box_layout(dtype: Any, plan: Any, boxes: int | None) -> Any:
 def tma_store(out: Any, plan: Any) -> tuple[Any, Any]:
     """TMA atom that stores a box of the output (M, N, L), and the output's coordinates."""
     layout = box_layout(out.element_type, plan, None)
-    return cpasync.make_tiled_tma_atom(
+    atom, coordinates = cpasync.make_tiled_tma_atom(
         cpasync.CopyBulkTensorTileS2GOp(), out, layout, (ROWS, plan.box_columns)
     )
+    return atom, coordinates
 
 
 @cute.jit  # type: ignore[untyped-decorator]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cutlass_aot.schema.bundles.catalog import Catalog, VersionRequirements
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
-from cutlass_aot.schema.versions import is_version, major_minor, order, release
+from cutlass_aot.schema.versions import is_version, major_minor, order, release, without_post
 
 MINIMUM_PYTHON = "3.10"
 """Oldest Python of this package."""
@@ -205,7 +205,7 @@ def _host(found: str, requirements: Requirements) -> Iterator[Reason]:
 
 def _tvm_ffi(found: str | None, requirements: Requirements) -> Iterator[Reason]:
     """The ABI changed within 0.1.x, so major and minor have to agree, and an older release is refused."""
-    needed = _without_post(requirements.versions.tvm_ffi)
+    needed = without_post(requirements.versions.tvm_ffi)
     major, minor = major_minor(needed)
     range_ = f"{requirements.name} needs {major}.{minor}.x from {needed} on"
     advice = f'pip install "apache-tvm-ffi>={needed},<{major}.{minor + 1}"'
@@ -216,12 +216,6 @@ def _tvm_ffi(found: str | None, requirements: Requirements) -> Iterator[Reason]:
         yield Reason("tvm_ffi", f"apache-tvm-ffi has the unreadable version {found!r}, {range_}", advice)
     elif major_minor(found) != (major, minor) or order(found) < order(needed):
         yield Reason("tvm_ffi", f"apache-tvm-ffi {found} is installed, {range_}", advice)
-
-
-def _without_post(version: str) -> str:
-    """A version without its post-release part; a pre-release stays as it is."""
-    first = version.partition("+")[0].partition(".post")[0]
-    return first if is_version(first) else ".".join(map(str, release(version)))
 
 
 def _libc(found: str | None, requirements: Requirements) -> Iterator[Reason]:

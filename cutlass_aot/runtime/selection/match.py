@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 NEAREST = 9
 """Rank of a refusal for which the operands are not the reason."""
 
+INCOMPLETE = 1
+"""Rank of a refusal of a call that only lacks operands, such as scale factors: nearer than another type."""
+
 
 def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple[int, ...] | Rejected:
     """For each operand of a kernel, its position among the operands of a call.
@@ -53,6 +56,9 @@ def arrangement(known: Sequence[str], count: int, names: Sequence[str]) -> tuple
     if len(known) != count or unknown:
         expected = ", ".join(known)
         found = f"`{unknown[0]}`" if unknown else str(count)
+        if not unknown and count < len(known):
+            missing = [name for name in known if name not in names][count - len(names) :]
+            found += f", without {', '.join(missing)}"
         # Those that are missing, too many or unknown.
         failing = max(abs(len(known) - count), len(unknown))
         return Rejected(f"expected {len(known)} operands ({expected}), got {found}", failing=failing)
@@ -97,7 +103,7 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
         return Rejected(f"built for {group.target}, asked for {query.where}", -1)
     order = arrangement(operand_names(group), len(query.operands), query.names)
     if isinstance(order, Rejected):
-        return order
+        return order._replace(rank=INCOMPLETE) if _lacks_operands(group, query) else order
     verdict = supports(group.operands, [query.operands[index] for index in order])
     if not verdict:
         return verdict
@@ -110,6 +116,17 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
             NEAREST,
         )
     return verdict
+
+
+def _lacks_operands(group: GroupEntry, query: Query) -> bool:
+    """Whether a call has some of a group's operands, all of the group's element types, and no others."""
+    constraints = {operand.name: operand for operand in group.operands}
+    unnamed = [name for name in constraints if name not in query.names]
+    places = [*unnamed[: len(query.operands) - len(query.names)], *query.names]
+    return len(places) == len(query.operands) and all(
+        name in constraints and (constraints[name].is_number or operand.dtype == constraints[name].dtype)
+        for name, operand in zip(places, query.operands, strict=True)
+    )
 
 
 def explain(groups: Iterable[GroupEntry], query: Query) -> Explanation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 import cutlass_aot
 from cutlass_aot.builder.link.kernel_object import KIND
 from cutlass_aot.store.store import Store
+from tests.compile.builder.conftest import MANIFEST
 from tests.support.paths import REPOSITORY
 from tests.support.verifying import verify_path
 from tools.check.instructions import disassemble
@@ -98,20 +100,21 @@ def test_a_lost_bundle_comes_back_from_the_store(built, store, tmp_path):
     assert contents(tmp_path / "out" / "smoke") == contents(built / "out" / "smoke")
 
 
-def test_a_damaged_object_is_built_again(built, store, tmp_path):
+def test_a_damaged_object_is_built_again(many, tmp_path):
+    store = shutil.copytree(many / "store", tmp_path / "store")
     records = sorted((store / "records" / "bundle").glob("*/*"))
     for record in records:
         record.unlink()
-    plan = json.loads(command("plan", SMOKE, "--store", store, "--json").stdout)
+    plan = json.loads(command("plan", many / "m.toml", "--store", store, "--json").stdout)
     assert all(not kernel["build"] for kernel in plan["kernels"])
     victim = next(path for path, data in blobs(store) if is_object(data))
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(bytes(data))
     assert command("verify", store).returncode == 1
-    result = command("build", SMOKE, "--store", store, "--out", tmp_path / "out")
+    result = command("build", many / "m.toml", "--store", store, "--out", tmp_path / "out")
     assert "1 compiled, written" in result.stdout, result.stderr
-    assert contents(tmp_path / "out" / "smoke") == contents(built / "out" / "smoke")
+    assert contents(tmp_path / "out" / "many") == contents(many / "out" / "many")
 
 
 @pytest.mark.parametrize("share", [(), ("--shard", "1/2")])
@@ -126,7 +129,7 @@ def test_an_output_that_cannot_be_written_is_found_before_anything_compiles(tmp_
 
 
 def test_a_manifest_whose_plan_is_refused_leaves_nothing(tmp_path):
-    (tmp_path / "m.toml").write_text(SMOKE.read_text().replace('"128x128"', '"128x821"'))
+    (tmp_path / "m.toml").write_text(MANIFEST.replace('"16x16"', '"16x61"'))
     result = command(
         *("build", tmp_path / "m.toml", "--store", tmp_path / "store", "--out", tmp_path / "out"),
         *("--report", tmp_path / "pages" / "page.html"),
@@ -136,11 +139,11 @@ def test_a_manifest_whose_plan_is_refused_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m.toml"]
 
 
-def test_an_output_that_becomes_unwritable_is_found_before_anything_compiles(built, store, tmp_path):
-    shutil.copytree(built / "out", tmp_path / "out")
-    (tmp_path / "out" / "smoke" / "notes.txt").touch()
+def test_an_output_that_becomes_unwritable_is_found_before_anything_compiles(many, tmp_path):
+    store, out = (shutil.copytree(many / name, tmp_path / name) for name in ("store", "out"))
+    (out / "many" / "notes.txt").touch()
     shutil.rmtree(store / "records")
-    result = command("build", SMOKE, "--store", store, "--out", tmp_path / "out")
+    result = command("build", many / "m.toml", "--store", store, "--out", out)
     assert result.returncode == 1, result.stderr
     assert "notes.txt" in result.stderr
     assert not (store / "records" / "kernel").exists()
@@ -150,19 +153,24 @@ def test_a_build_leaves_nothing_beside_its_bundle(built):
     assert [path.name for path in (built / "out").iterdir()] == ["smoke"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_build_waits_for_nothing_and_repairs_everything(built, store, tmp_path, kind):
-    """Something else stands for a file of each kind; the up-to-date check meets one in the bundle."""
-    out = shutil.copytree(built / "out", tmp_path / "out")
-    assert command("build", SMOKE, "--store", store, "--out", out).returncode == 0
-    put(kind, out / "smoke" / "catalog.msgpack")
+@pytest.mark.parametrize("turn", [0, 3])
+def test_a_build_waits_for_nothing_and_repairs_everything(many, tmp_path, turn):
+    """Something else stands for a file of each kind; the up-to-date check meets one in the bundle.
+
+    Each kind stands in some places; ``tests/unit/store/test_other_files.py`` puts each into all of a store.
+    """
+    kinds = itertools.islice(itertools.cycle(KINDS), turn, None)
+    store, out = (shutil.copytree(many / name, tmp_path / name) for name in ("store", "out"))
+    arguments = ("build", many / "m.toml", "--store", store, "--out", out)
+    assert command(*arguments).returncode == 0
+    put(next(kinds), out / "many" / "catalog.msgpack")
     for name in ("blobs/sha256", "records/kernel", "records/library", "records/plan", "records/bundle"):
-        put(kind, min((store / name).glob("*/*")))
-    for name in ("durations", "locks", "roots/smoke"):
-        put(kind, store / name)
-    result = command("build", SMOKE, "--store", store, "--out", out)
+        put(next(kinds), min((store / name).glob("*/*")))
+    for name in ("durations", "locks", "roots/many"):
+        put(next(kinds), store / name)
+    result = command(*arguments)
     assert result.returncode == 0, result.stderr
-    assert contents(out / "smoke") == contents(built / "out" / "smoke")
+    assert contents(out / "many") == contents(many / "out" / "many")
     assert command("verify", store).returncode == 0
 
 
@@ -238,7 +246,9 @@ def test_a_kernel_that_crashes_the_compiler_fails_alone(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path):
-    arguments = ["build", SMOKE, "--store", tmp_path / "store", "--out", tmp_path / "out", "-j", "1"]
+    (tmp_path / "m.toml").write_text(MANIFEST)
+    places = ["--store", tmp_path / "store", "--out", tmp_path / "out"]
+    arguments = ["build", tmp_path / "m.toml", *places, "-j", "1"]
     with subprocess.Popen(
         [sys.executable, "-m", "cutlass_aot", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
@@ -254,7 +264,7 @@ def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path):
     assert "interrupted; what was compiled is in the store" in errors
     assert "Traceback" not in errors
     kept = len(list(records.glob("*/*")))
-    assert not (tmp_path / "out" / "smoke").exists()
+    assert not (tmp_path / "out" / "many").exists()
     # A worker that is being ended may still write into the folder of the build while it is removed.
     assert [path for path in (tmp_path / "store" / "tmp").iterdir() if not path.is_dir()] == []
     assert list((tmp_path / "store" / "locks").iterdir()) == []

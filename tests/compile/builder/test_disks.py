@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.compile.builder.test_build import SMOKE, command, contents
+from tests.compile.builder.conftest import MANIFEST
+from tests.compile.builder.test_build import command, contents
 
 pytestmark = pytest.mark.compile
 
@@ -28,7 +29,8 @@ def disk(tmp_path):
 
 
 def test_a_full_disk_and_a_read_only_one(disk, tmp_path):
-    arguments = ("build", SMOKE, "--store", disk / "store", "--out", tmp_path / "out")
+    (tmp_path / "m.toml").write_text(MANIFEST)
+    arguments = ("build", tmp_path / "m.toml", "--store", disk / "store", "--out", tmp_path / "out")
     full = command(*arguments)
     assert full.returncode == 1
     assert "No space left on device" in full.stderr

@@ -18,26 +18,11 @@ import pytest
 
 from cutlass_aot.store.roots import roots
 from cutlass_aot.store.store import Store
+from tests.compile.builder.conftest import LAYOUTS, MANIFEST, TABLE
 from tests.compile.builder.test_build import command, contents
 from tests.support.stores import age_all
 
 pytestmark = pytest.mark.compile
-
-LAYOUTS = ("ttt", "ttn", "tnt", "tnn", "ntt", "ntn", "nnt", "nnn")
-HEAD = """
-[bundle]
-name = "many"
-targets = ["sm_90a"]
-device = "h200"
-"""
-TABLE = """
-[[kernels]]
-generator = "simt_f64_gemm"
-ab = "f64"
-layouts = ["{}"]
-tile = "16x16"
-"""
-MANIFEST = HEAD + "".join(TABLE.format(layouts) for layouts in LAYOUTS[:5])
 
 
 class Place:
@@ -71,11 +56,13 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(many, tmp_path_factory):
     """Five kernels in five tables, built on one machine."""
-    place = Place(tmp_path_factory.mktemp("whole"))
-    assert len(place.events()["compiled"]) == 5
-    return place
+    root = tmp_path_factory.mktemp("whole")
+    for name in ("store", "out"):
+        shutil.copytree(many / name, root / name)
+    assert (many / "events").read_text().count('"event": "compiled"') == 5
+    return Place(root)
 
 
 @pytest.fixture(scope="module")

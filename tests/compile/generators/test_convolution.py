@@ -17,7 +17,8 @@ from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import command
 from tests.compile.generators.test_families import aligned
 from tests.support.bundles import ClaimsCuda
-from tools.check.instructions import Instruction, disassemble, found
+from tests.support.listings import listing
+from tools.check.instructions import Instruction, found
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("an_h200_without_a_driver")]
 
@@ -96,21 +97,21 @@ def test_each_was_built_for_each_target(bundle):
 def test_tensor_cores_multiply_what_tma_made_of_the_image(built, bundle):
     store = Store(built / "store", create=False)
     for kernel in bundle.kernels():
-        listing = disassemble(store.get_blob(kernel.entry.object_sha256))
-        assert re.search(r"\bUTMALDG\.4D\.IM2COL\b", listing), kernel.name
+        assembly = listing(store.get_blob(kernel.entry.object_sha256))
+        assert re.search(r"\bUTMALDG\.4D\.IM2COL\b", assembly), kernel.name
         expected = Instruction("HGMMA" if kernel.target == "sm_90a" else "UTCHMMA")
-        assert set(found(listing)) == {expected}, kernel.name
+        assert set(found(assembly)) == {expected}, kernel.name
         if kernel.target == "sm_90a":
             _, filters, _ = dict(kernel.kernel.parameters)["tile_shape"]
             kind = {"bf16": r"\.BF16", "f16": ""}[kernel.kernel.operands[0].dtype]
-            assert re.search(rf"\bHGMMA\.64x{filters}x16\.F32{kind}\b", listing), kernel.name
+            assert re.search(rf"\bHGMMA\.64x{filters}x16\.F32{kind}\b", assembly), kernel.name
 
 
 def test_no_division_stands_among_the_loads(built, bundle):
     """It would take longer than a load: the loop from the wait for an empty stage to its end has none."""
     store = Store(built / "store", create=False)
     for kernel in bundle.kernels(target="sm_90a"):
-        lines = disassemble(store.get_blob(kernel.entry.object_sha256)).splitlines()
+        lines = listing(store.get_blob(kernel.entry.object_sha256)).splitlines()
         load = next(i for i, line in enumerate(lines) if "UTMALDG.4D.IM2COL" in line)
         start = max(i for i in range(load) if "SYNCS.PHASECHK" in lines[i])
         end = next(i for i in range(load, len(lines)) if re.search(r"\bBRA\b", lines[i]))

@@ -376,14 +376,18 @@ def test_an_edit_of_any_file_of_a_distribution_builds_again(folder):
     assert done.returncode == 0, done.stdout + done.stderr
     _, done = build(folder, "scaled", "scaled")
     assert "up to date" in done.stdout
-    for number, name in enumerate(("factors.py", "never_imported.py", "data/table.json")):
-        assert "0 to build, 1 present" in run(folder, "plan", "scaled.toml").stdout
-        (folder / "scale_kit" / name).write_text(f"FACTOR = {number + 6}\n")
+    for name in ("factors.py", "never_imported.py", "data/table.json"):
+        path = folder / "scale_kit" / name
+        before = path.read_text()
+        path.write_text("FACTOR = 6\n")
         shown = run(folder, "plan", "--explain", "scaled.toml").stdout
         assert "1 to build, 0 present" in shown
         assert f"a generator: scaled, file Scale.Kit/scale_kit/{name} has changed" in shown
-        _, done = build(folder, "scaled", "scaled")
-        assert "1 compiled" in done.stdout, done.stdout + done.stderr
+        if name != "data/table.json":
+            path.write_text(before)
+    _, done = build(folder, "scaled", "scaled")
+    assert "1 compiled" in done.stdout, done.stdout + done.stderr
+    assert "0 to build, 1 present" in run(folder, "plan", "scaled.toml").stdout
     record = folder / "scale_kit-1.0.dist-info" / "RECORD"
     (folder / "scale_kit" / "added.py").write_text("")
     record.write_text(record.read_text() + "scale_kit/added.py,,\n")

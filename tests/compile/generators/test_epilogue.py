@@ -19,8 +19,8 @@ from cutlass_aot.schema.kernels.dtypes import DTYPES
 from tests.compile.builder.test_build import REPOSITORY, blobs, command
 from tests.compile.generators.test_families import aligned, compiled_function
 from tests.support.bundles import ClaimsCuda
+from tests.support.listings import listing
 from tests.support.paths import SUPPORT
-from tools.check.instructions import disassemble
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("no_gpu")]
 
@@ -185,7 +185,7 @@ def test_each_runs_on_the_tensor_cores_without_spilling(bundle, root):
     for handle in bundle.kernels():
         assert handle.facts.spill_bytes == 0
         assert handle.facts.cubin_target == handle.target
-    texts = [disassemble(data) for path, data in blobs(root / "store") if path.name.split(".")[0] in objects]
+    texts = [listing(data) for path, data in blobs(root / "store") if path.name.split(".")[0] in objects]
     assert len(texts) == 7
     assert all(re.search(r"\bUTC[HQO]MMA\b", text) for text in texts)
 
@@ -196,7 +196,7 @@ def test_an_epilogue_of_numbers_is_computed_before_the_result_is_rounded(bundle,
     (data,) = (
         data for path, data in blobs(root / "store") if path.name.split(".")[0] == handle.entry.object_sha256
     )
-    code = disassemble(data)
+    code = listing(data)
     # Each pair of results is rounded once, behind the multiplications by what the call gave.
     rounded = len(re.findall(r"\bF2FP\.BF16\.F32\.PACK_AB\b", code))
     assert rounded

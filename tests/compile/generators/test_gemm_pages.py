@@ -6,8 +6,10 @@ shown by the pages' own descriptions.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,23 +54,45 @@ def torch():
     process.close()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_its_manifest_is_built_and_its_descriptions_find_kernels(page, tmp_path):
-    (manifest,) = blocks(page, "toml")
-    (tmp_path / "page.toml").write_text(manifest)
-    name = parse_manifest(manifest.encode(), tmp_path / "page.toml").name
-    result = command(
-        "build",
-        tmp_path / "page.toml",
-        "--store",
-        tmp_path / "store",
-        "--out",
-        tmp_path / "build" / "bundles",
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with what the manifests of all pages build, in one bundle: each build imports the DSL.
+
+    Every table of kernels names the targets that its page's bundle has.
+    """
+    folder = tmp_path_factory.mktemp("pages")
+    tables, devices, names = [], {}, []
+    for page in PAGES:
+        (text,) = blocks(page, "toml")
+        manifest = parse_manifest(text.encode(), folder / "page.toml")
+        head, *kernels = re.split(r"^\[\[kernels\]\].*\n", text, flags=re.MULTILINE)
+        assert head.startswith("[bundle]\n")
+        assert len(kernels) == len(manifest.tables) > 0
+        assert "targets" not in "".join(kernels)
+        names.append(manifest.name)
+        devices |= {target: manifest.devices[target] for target in manifest.targets}
+        own = f"[[kernels]]\ntargets = {json.dumps(manifest.targets)}\n"
+        tables += [own + table for table in kernels]
+    device = ", ".join(f'{target} = "{name}"' for target, name in devices.items())
+    (folder / "pages.toml").write_text(
+        f'[bundle]\nname = "pages"\nversion = "0.1.0"\ntargets = {json.dumps([*devices])}\n'
+        f"device = {{ {device} }}\n\n" + "".join(tables)
     )
+    bundles = folder / "build" / "bundles"
+    result = command("build", folder / "pages.toml", "--store", folder / "store", "--out", bundles)
     assert result.returncode == 0, result.stderr
+    for name in names:
+        shutil.copytree(bundles / "pages", bundles / name)
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_its_manifest_is_built_and_its_descriptions_find_kernels(page, built):
+    (manifest,) = blocks(page, "toml")
+    name = parse_manifest(manifest.encode(), built / "page.toml").name
     assert f'open("build/bundles/{name}")' in "".join(blocks(page, "python gpu"))
     (find,) = blocks(page, "python find")
-    found = run(find, tmp_path).split()
+    found = run(find, built).split()
     assert found
     target = "sm_90a" if page.endswith("sm_90a") else "sm_103a"
     assert all(f"-{target}-" in kernel for kernel in found)

@@ -24,7 +24,7 @@ from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
-from tools.check.instructions import disassemble
+from tests.support.listings import listing
 
 pytestmark = pytest.mark.compile
 
@@ -171,7 +171,7 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
         code = Counter(
             re.findall(
                 r"\b([HQ]GMMA|UTMALDG|WARPGROUP\.ARRIVE|WARPGROUP\.DEPBAR|FADD|FFMA|LDGSTS)\b",
-                disassemble(data),
+                listing(data),
             )
         )
         fp8 = kernel.operands[0].dtype == "f8e4m3"
@@ -208,7 +208,7 @@ def test_tma_stores_what_persistent_blocks_of_scaled_and_grouped_kernels_compute
     by_tma = 0
     for kernel, data in objects:
         plan = plan_of(kernel)
-        code = Counter(re.findall(r"\b(UTMASTG|STG|STSM)\b", disassemble(data)))
+        code = Counter(re.findall(r"\b(UTMASTG|STG|STSM)\b", listing(data)))
         boxes = plan.tile[0] // (64 * plan.warp_groups) * plan.tile[1] // plan.box_columns
         assert code["UTMASTG"] == (boxes if plan.by_tma else 0), kernel.name
         # Rows at the end of a group are stored from registers; without groups there is nothing else.
@@ -223,7 +223,7 @@ def test_factors_are_loaded_in_few_instructions(objects: list[tuple[Kernel, byte
         plan = plan_of(kernel)
         if not plan.scaled:
             continue
-        lines = re.findall(r"/\*[0-9a-f]{4,5}\*/\s+([^;]*);", disassemble(data))
+        lines = re.findall(r"/\*[0-9a-f]{4,5}\*/\s+([^;]*);", listing(data))
         arrivals = [index for index, line in enumerate(lines) if "ARRIVES.LDGSTSBAR" in line]
         # A loop for 16 bytes at once and one for four: from the wait for an empty stage to the arrival.
         assert len(arrivals) == 2, kernel.name
@@ -242,7 +242,7 @@ def test_reductions_are_atomic_operations_after_exchanges_in_a_warp(
     reduced = [(kernel, data) for kernel, data in objects if "amax" in kernel.epilogue]
     assert len(reduced) == 2
     for kernel, data in reduced:
-        code = disassemble(data)
+        code = listing(data)
         for operation in ("ADD.F32", "MIN", "MAX"):
             assert re.search(rf"\bREDG?\.E\.{operation}", code), (kernel.name, operation)
         assert "F2FP.SATFINITE.E4M3.F32.PACK_AB" in code, kernel.name

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import platform
+import re
 import struct
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from cutlass_aot.bundle.wheel.write import build_wheels
 from cutlass_aot.bundle.write import write_bundle
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.verified_read import read_manifest
+from cutlass_aot.runtime.machine.compatibility import Machine, Requirements, decide
 from cutlass_aot.schema import compression
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME, VersionRequirements, check_relative
 from tests.support.synthetic import plan
@@ -110,7 +112,7 @@ def test_a_wheel_has_the_bundle_and_its_metadata(bundle, wheel):
     assert "Version: 0.1.0" in metadata
     assert "License-File: LICENSES.txt" in metadata
     assert "Requires-Python: >=3.10" in metadata
-    assert "Requires-Dist: apache-tvm-ffi>=0.1.15.post2,<0.2" in metadata
+    assert "Requires-Dist: apache-tvm-ffi>=0.1.15,<0.2" in metadata
     assert any(line.startswith("Requires-Dist: cutlass-aot>=0.") for line in metadata)
     tags = [line for line in files[f"{DIST_INFO}/WHEEL"].decode().splitlines() if "ag:" in line]
     assert tags == ["Tag: py3-none-manylinux_2_28_x86_64"]
@@ -225,6 +227,21 @@ def test_names_are_normalised(tmp_path, name, package):
     points = next(data for path, data in contents(built).items() if path.endswith("entry_points.txt"))
     assert points.decode().splitlines()[1] == f"{name} = cutlass_aot_bundle_{package}"
     assert verify_wheel(built) == []
+
+
+@pytest.mark.parametrize("linked", ["0.1.15.post2", "0.1.15.post2+ours", "0.1.15", "0.1.15rc1"])
+def test_a_wheel_requires_the_tvm_ffi_that_its_bundle_opens_with(tmp_path, linked):
+    """A post release counts as its release in both, and nothing else that is older is taken."""
+    specifiers = pytest.importorskip("packaging.specifiers")
+    requirements = VersionRequirements(cuda_driver="12.0", tvm_ffi=linked, glibc="2.28")
+    built = build_wheel(make(tmp_path / "bundle", requirements=requirements), tmp_path)
+    metadata = next(data for path, data in contents(built).items() if path.endswith("METADATA")).decode()
+    (required,) = re.findall(r"^Requires-Dist: apache-tvm-ffi(.*)$", metadata, re.MULTILINE)
+    for version in ("0.1.9", "0.1.14.post9", "0.1.15.dev1", "0.1.15rc1", "0.1.15", "0.1.15.post1",
+                    "0.1.15.post2", "0.1.16", "0.2.0"):  # fmt: skip
+        machine = Machine("x86_64", "glibc 2.36", version)
+        opens = decide(machine, Requirements(("sm_90a",), ("x86_64",), requirements)).accepted
+        assert specifiers.SpecifierSet(required).contains(version, prereleases=True) is opens, version
 
 
 def test_what_cannot_be_a_wheel_is_refused(tmp_path):

@@ -272,6 +272,29 @@ def test_any_extents_of_ones_own_are_chosen_by(
     )
 
 
+def test_an_extent_that_others_are_multiples_of_is_named_as_it_is_typed(run: Run, tmp_path: Path) -> None:
+    rows = ("T", "128 * B")
+    bundle = made_of(
+        tmp_path / "b",
+        Operand("x", "bf16", rows),
+        Operand("out", "u8", rows, written=True),
+        Operand("scale", "f32", ("T", "B"), written=True),
+    )
+    where = "where `x` is (T, 128 * B)"
+    for given, said in (
+        (("T=64", "n=7168"), f"its extents are T, B, {where}: --extent B=56 for 128 * B = 7168"),
+        # No multiple of 128, and a name that is misspelt.
+        (("T=64", "n=200"), f"its extents are T, B, {where} ("),
+        (("t=128",), f"there is no extent t; did you mean 'T'?; its extents are T, B, {where} ("),
+    ):
+        status, _, errors = run(bundle, *(part for item in given for part in ("--extent", item)))
+        assert status == 1
+        assert said in " ".join(errors.split())
+    _, _, errors = run(bundle, "--m", 4, "--n", 4, "--k", 4)
+    assert f"own is chosen by --extent T=... --extent B=..., {where}" in " ".join(errors.split())
+    assert run(bundle, "--extent", "T=64", "--extent", "B=56")[0] == 0
+
+
 def test_extents_of_64_bits_are_chosen_by(run: Run, tmp_path: Path) -> None:
     x, out = (Operand(name, "f32", ("N",), written=name == "out", extent_bits=64) for name in ("x", "out"))
     status, shown, errors = run(made_of(tmp_path / "b", x, out), "--extent", "N=3000000000")

@@ -396,6 +396,9 @@ def test_other_granularities_are_refused(bundles: list[Bundle]) -> None:
         {"recipe": (1, 128, 32)},
         {"recipe_a": (1, 128)},
         {"recipe_a": (1, 32), "recipe_b": (128, 128)},
+        {"recipe": 5},
+        {"recipe_a": 128, "recipe_b": 128},
+        {"recipe_a": (1, 128), "recipe_b": torch.ones(2)},
     ):
         with pytest.raises(OperandError, match=r"expected recipe \(1, 128, 128\), or recipe_a"):
             deep_gemm.fp8_gemm_nt(a, b, d, **recipes)

@@ -205,3 +205,30 @@ def test_offsets_of_64_bits_are_what_is_wrong(tmp_path: Path, dtype: str) -> Non
     group, verdict = bundle.explain(*given[:3], **named, operation="grouped_gemm", target="sm_90a")[0]
     assert group.operands[0].dtype == dtype
     assert "expected element type i32, got i64" in verdict.reason
+
+
+@pytest.mark.parametrize("problem", [GROUPED, MASKED_GROUPED, SCALED], ids=str)
+def test_without_scale_factors_they_are_what_is_missing(tmp_path: Path, problem: Problem) -> None:
+    """Rather than that groups of other element types expect those."""
+    wide = [replace(each, dtypes=("bf16",) * 3, scales=(None, None)) for each in (GROUPED, MASKED_GROUPED)]
+    plain = Kernel.make(
+        operation="gemm", generator="plain", operands=enumerated(WIDE_GROUPED)[0].operands[:3],
+        accumulator="f32", design={}, target="sm_90a",
+    )  # fmt: skip
+    kernels = [kernel for each in (*PROBLEMS, *wide) for kernel in enumerated(each)[:1]]
+    bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", [*dict.fromkeys(kernels), plain]))
+    constraints = enumerated(problem)[0].operands
+    operands = packed(constraints, {"M": 96, "N": 512, "K": 1024, "G": 8, "L": 1})
+    named = {
+        constraint.name: operand
+        for constraint, operand in zip(constraints[5:], operands[5:], strict=True)
+    }  # fmt: skip
+    with pytest.raises(KernelNotFound, match=rf"Nearest is {problem.operation}-f8e4m3\.") as raised:
+        bundle.find(*operands[:3], **named, operation=problem.operation, target="sm_90a")
+    expected = ", ".join(constraint.name for constraint in constraints)
+    assert (
+        f"expected {len(constraints)} operands ({expected}), got {3 + len(named)}, without a_scale, b_scale"
+        in (str(raised.value))
+    )
+    with pytest.raises(KernelNotFound, match="got 4.*, without b_scale" if not named else "without b_scale"):
+        bundle.find(*operands[:3], a_scale=operands[3], **named, operation=problem.operation, target="sm_90a")

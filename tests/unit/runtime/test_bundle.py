@@ -276,6 +276,18 @@ def test_another_tvm_ffi_is_refused_at_open(tmp_path: Path, needed: str) -> None
         cutlass_aot.open(root)
 
 
+def test_a_post_release_of_tvm_ffi_counts_as_its_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_bundle(tmp_path / "b", designs(), requirements=REQUIREMENTS._replace(tvm_ffi="0.1.15.post2"))
+    for installed in ("0.1.15", "0.1.15.post1", "0.1.15.post3"):
+        monkeypatch.setattr(host, "installed_version", {"apache-tvm-ffi": installed}.get)
+        assert len(cutlass_aot.open(root).kernels()) == 3
+    monkeypatch.setattr(host, "installed_version", {"apache-tvm-ffi": "0.1.14.post3"}.get)
+    with pytest.raises(Incompatible, match=r"the bundle needs 0\.1\.x from 0\.1\.15 on"):
+        cutlass_aot.open(root)
+
+
 def test_a_newer_glibc_is_refused_at_open(tmp_path: Path) -> None:
     root = write_bundle(tmp_path / "b", designs(), requirements=REQUIREMENTS._replace(glibc="9.1"))
     with pytest.raises(Incompatible, match=r"the bundle needs (glibc )?9\.1 or newer"):

@@ -37,7 +37,7 @@ from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
 from cutlass_aot.kernels.softmax import softmax
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.runtime import bundle_search, declared
-from cutlass_aot.runtime.machine import cuda_driver
+from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.kernel import Kernel
@@ -480,6 +480,14 @@ def test_an_installed_bundle_is_opened_where_no_open_one_has_it(tmp_path, fresh,
     scale_rows(n=64, fast=False)
     with pytest.raises(KernelNotFound, match=r"or choose policy jit; installed bundle broken 1 cannot be op"):
         scale_rows(n=128, fast=True)
+
+
+def test_policy_jit_is_not_advised_where_the_dsl_is_not_installed(fresh, monkeypatch):
+    for versions, advised in (({"nvidia-cutlass-dsl": "4.8.1"}, True), ({}, False)):
+        monkeypatch.setattr(host, "installed_version", versions.get)
+        with pytest.raises(KernelNotFound, match=r"open one that has it with cutlass_aot\.open") as raised:
+            scale_rows(n=128, fast=True)
+        assert ("policy jit" in str(raised.value)) is advised
 
 
 def test_installed_bundles_come_in_the_order_of_open_installed(tmp_path, fresh, monkeypatch):

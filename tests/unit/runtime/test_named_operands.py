@@ -146,7 +146,7 @@ def test_parameters_are_part_of_what_is_asked() -> None:
 def test_what_is_missing_is_named() -> None:
     refused = match.arrangement([operand.name for operand in BIAS.operands], 4, ("alpha",))
     assert isinstance(refused, Rejected)
-    assert refused.reason == "expected 5 operands (a, b, out, alpha, bias), got 4"
+    assert refused.reason == "expected 5 operands (a, b, out, alpha, bias), got 4, without bias"
     refused = match.arrangement([operand.name for operand in BIAS.operands], 5, ("alpha", "bios"))
     assert isinstance(refused, Rejected)
     assert refused.reason == "expected 5 operands (a, b, out, alpha, bias), got `bios`"

@@ -371,5 +371,7 @@ def test_without_the_dsl_jit_says_what_is_missing_and_how_to_install_it(tmp_path
         f"nvidia-cutlass-dsl ({absent}), nvidia-cutlass-operators ({absent}), torch "
         "(No module named 'torch'). Install it with: pip install "
     )
+    # Nor does torch compute it.
+    assert "policy warn" not in result.stdout
     # Nobody has configured logging: the log's lines go nowhere, and not to standard error.
     assert result.stderr == ""
