@@ -73,7 +73,6 @@ def compute_tiles(
     for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
         total.fill(0.0)
         tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
-        corner = corner_of(tile, block, schedule.extents, plan)
         if cutlass.const_expr(plan.promoted):
             stage, phase = sum_scaled(
                 total, operands, ring, (stage, phase), schedule.count_k, block, sharer, dtype, plan
@@ -82,6 +81,7 @@ def compute_tiles(
             stage, phase = sum_products(
                 total, operands, ring, (stage, phase), schedule.count_k, block, sharer, plan
             )
+        corner = corner_of(tile, block, schedule.extents, plan)
         if cutlass.const_expr(plan.by_tma):
             if cutlass.const_expr(plan.groups):
                 # TMA knows no end of a group.

@@ -61,7 +61,7 @@ def test_exact_sums_have_the_designs_of_kernels_with_scale_factors(problem: Prob
 
 def test_few_rows_and_sums_in_parts_have_kernels() -> None:
     plans = [plan_of(kernel) for kernel in enumerated(EXACT)]
-    assert {plan.split for plan in plans if plan.swap} == {1, 2, 4}
+    assert {plan.split for plan in plans if plan.swap} == {1, 4}
     assert any(plan.active for plan in plans)
 
 
