@@ -223,7 +223,8 @@ def compiled_for(query: Query, gpu: _Gpu) -> Compiled:
 
 def _torch_computes(query: Query) -> bool:
     """Whether policy ``warn`` may serve a query that nothing here does."""
-    return query.operation == "gemm" and not query.epilogue
+    floating = all("f" in operand.dtype for operand in query.operands)
+    return query.operation == "gemm" and not query.epilogue and len(query.operands) == 3 and floating
 
 
 def _require_compiler(torch_computes: bool) -> None:

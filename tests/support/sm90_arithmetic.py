@@ -14,7 +14,7 @@ import cutlass.cute as cute
 import numpy
 from cutlass.cute.runtime import from_dlpack
 
-from cutlass_aot.generators.sm90_gemm.scale_factors import row_of_factor
+from cutlass_aot.generators.sm90_gemm.scale_factors import rows_there
 from cutlass_aot.generators.sm90_gemm.tiles import moved_back, tiles_of
 
 
@@ -35,14 +35,14 @@ def moved(
 
 
 @cute.jit
-def row(result: cute.Tensor, first: cutlass.Int64, place: cutlass.Int32, rows: cutlass.Int32) -> None:
-    result[0] = row_of_factor(first, place, rows)
+def there(result: cute.Tensor, first: cutlass.Int64, rows: cutlass.Int32, count: cutlass.Constexpr) -> None:
+    result[0] = rows_there(first, count, rows)
 
 
 ARGUMENTS = {
     "tiles": (cutlass.Int32,),
     "moved": (cutlass.Int32,) * 2,
-    "row": (cutlass.Int64,) + (cutlass.Int32,) * 2,
+    "there": (cutlass.Int64, cutlass.Int32),
 }
 """Types of the arguments that are not compiled in."""
 
@@ -52,7 +52,7 @@ RESULT = from_dlpack(MEMORY)
 
 @cache
 def compiled(name: str, *compiled_in: int) -> Any:
-    function = {"tiles": tiles, "moved": moved, "row": row}[name]
+    function = {"tiles": tiles, "moved": moved, "there": there}[name]
     return cute.compile(function, RESULT, *(of(0) for of in ARGUMENTS[name]), *compiled_in)
 
 

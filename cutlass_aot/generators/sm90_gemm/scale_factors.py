@@ -36,12 +36,20 @@ def load_all_factors(
         from_a = cute.domain_offset((first_a, schedule.first_k, tile.batch), of_a)
         block_b = (cutlass.Int32(first_b) // plan.piece + block.lane) * plan.piece // SCALED_BLOCK
         from_b = cute.domain_offset((block_b, schedule.first_k, tile.group), of_b)
-        left = cutlass.Int32(cutlass.min(of_a.shape[0] - first_a, count_a)), of_b.shape[0] - block_b
+        left = rows_there(first_a, count_a, of_a.shape[0]), of_b.shape[0] - block_b
         if in_fours(from_a, left[0]):
             place = load_factors((from_a, from_b), left, ring, place, schedule.count_k, block.lane, 4, plan)
         else:
             place = load_factors((from_a, from_b), left, ring, place, schedule.count_k, block.lane, 1, plan)
         row, column = place_after(schedule, cluster, (row, column), plan)
+
+
+def rows_there(first: Any, count: int, rows: Any) -> Any:
+    """How many of so many rows from row ``first`` on are there; 0 or less if it is behind the last.
+
+    ``first`` is 64-bit: of a block whose tile is behind the end of its group, it can exceed 2^31 - 1.
+    """
+    return cutlass.Int32(cutlass.min(rows - first, count))
 
 
 def in_fours(from_a: Any, left: Any) -> Any:

@@ -55,9 +55,9 @@ def test_the_last_tile_ends_with_the_extent() -> None:
     assert compute(calls) == expected
 
 
-def test_a_row_that_is_not_there_has_the_factor_of_the_last() -> None:
+def test_factors_are_loaded_of_rows_that_are_there() -> None:
     """A block's tile can begin behind the last row, where others of its cluster have rows of a group."""
-    rows_behind = product(EXTENTS, (-255, 0, 1, 127, 255), (0, 1, 31, 127, 255))
-    cases = [(rows - behind, place, rows) for rows, behind, place in rows_behind if rows >= behind]
-    expected = [min(first + place, rows - 1) for first, place, rows in cases]
-    assert compute([("row", *case) for case in cases]) == expected
+    rows_behind = product(EXTENTS, (-255, -1, 0, 1, 127, 255, 256), (8, 128, 256))
+    cases = [(rows - behind, rows, count) for rows, behind, count in rows_behind if rows >= behind]
+    expected = [min(rows - first, count) for first, rows, count in cases]
+    assert compute([("there", *case) for case in cases]) == expected
