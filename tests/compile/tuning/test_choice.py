@@ -121,7 +121,10 @@ def test_other_groups_get_constants_of_kernels_alike(kernels: dict[str, Kernel],
     found = {r.group: r for r in rankings(without, {d: (kernel, None) for d, kernel in kernels.items()})}
     names = {kernel.group: kernel.group_name for kernel in kernels.values()}
     by_name = {names[digest]: ranking for digest, ranking in found.items()}
-    assert len(found) == len(names)
+    # Exact sums of FP8 were not measured, and have a cost formula, which constants of others do not replace.
+    formulas = {kernel.group for kernel in kernels.values() if kernel.cost}
+    assert len(formulas) == 3
+    assert found.keys() == names.keys() - formulas
     half, brain = (by_name[f"gemm-{t}.{t}.{t}-f32-tnt-sm_90a"] for t in ("f16", "bf16"))
     assert len(half.problems) == 0
     assert sorted(costs for _, costs in half.costs) == sorted(costs for _, costs in brain.costs)
