@@ -31,6 +31,7 @@ _GROUPS = {GROUPED_GEMM: "offsets", MASKED_GROUPED_GEMM: "rows"}
 """Names of their last operands."""
 
 FP8 = ("f8e4m3", "f8e5m2")
+"""Element types whose products sm_90a adds up with fewer bits than f32 has."""
 FAST_SUMS_TARGET = "sm_90a"
 """The target whose tensor cores keep fewer bits of a sum of FP8 products than f32 has."""
 

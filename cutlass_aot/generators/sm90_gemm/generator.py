@@ -327,7 +327,7 @@ def _cost(operation: str) -> str:
 
     Tiles take turns on the multiprocessors, and a tile along K takes what its products or its loads from the
     L2 cache take. The numbers were fitted to times of ``tools/bench/experts.py --kernels`` on an H100, of
-    FP8, on the problems of that script and 153 others; those of 16-bit groups rank alike, and are about twice
+    FP8, on the problems of that script and 147 others; those of 16-bit groups rank alike, and are about twice
     as long.
     """
     if operation in GROUPED_EXTENTS:
@@ -393,12 +393,14 @@ class _GroupTimes(NamedTuple):
 
 _GROUP_TIMES = {
     GROUPED_GEMM: _GroupTimes(
-        "M / G", 1, 0.0592, 4.419e-4, 1.714e-5, 0.895, 0.038, 0.304, 1.309e-5, 0.37, 1.83, 1.678
+        rows="M / G", more=1, step=0.0592, load=4.419e-4, product=1.714e-5, exchanged=0.895, shared=0.038,
+        tile=0.304, element=1.309e-5, turn=0.37, start=1.83, bandwidth=1.678,
     ),
     MASKED_GROUPED_GEMM: _GroupTimes(
-        "M * 0.4", 3.4, 0.0643, 3.592e-4, 6.72e-6, 2.742, 0.049, 0.513, 8.06e-6, 0.155, 0.79, 3.464
+        rows="M * 0.4", more=3.4, step=0.0643, load=3.592e-4, product=6.72e-6, exchanged=2.742, shared=0.049,
+        tile=0.513, element=8.06e-6, turn=0.155, start=0.79, bandwidth=3.464,
     ),
-}
+}  # fmt: skip
 
 
 def _cost_of_groups(times: _GroupTimes) -> str:

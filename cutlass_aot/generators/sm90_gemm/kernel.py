@@ -4,10 +4,11 @@ out[l, m, n] = epilogue(sum over k of a[l, m, k] * b[l, k, n]), computed in f32
 
 One block computes one tile of ``out``, or the part of it that a slice of K gives; a persistent one tile after
 tile, loading the next while it stores one. A warp of its own issues TMA loads into a ring of stages; one to
-three warp groups take them out with WGMMA, and store the results from their registers. Blocks of a cluster
-share operands by multicast, along M and N, and share the sum along K: each keeps its partial tile in shared
-memory, and each adds up its part of the tile over all of them, in a fixed order, so that equal operands give
-equal bits. Nothing is kept in device memory between them, so that no launch needs a workspace.
+three warp groups take them out with WGMMA, and store the results from their registers, or have TMA store
+them. Blocks of a cluster share operands by multicast, along M and N, and share the sum along K: each keeps
+its partial tile in shared memory, and each adds up its part of the tile over all of them, in a fixed order,
+so that equal operands give equal bits. Nothing is kept in device memory between them, so that no launch needs
+a workspace.
 
 With few rows in ``a``, the roles are exchanged (``swap``): the rows of the weights fill the 64 rows that a
 tensor-core instruction has at least, and the rows of ``a`` its columns, of which there can be eight.

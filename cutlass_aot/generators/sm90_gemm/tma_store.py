@@ -1,5 +1,8 @@
 """Results that TMA stores from shared memory, while the warps that computed them go on to the next tile.
 
+A whole tile is stored, also the rows and columns of one that begins early, which another block stores too:
+both compute the same bits.
+
 Import it inside a worker only: it imports the DSL.
 """
 
