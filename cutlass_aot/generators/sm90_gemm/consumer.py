@@ -13,13 +13,13 @@ from cutlass.cute.nvgpu import warpgroup
 
 from cutlass_aot.generators.sm90_gemm.epilogue import Output
 from cutlass_aot.generators.sm90_gemm.mainloop import Operands, sum_products
-from cutlass_aot.generators.sm90_gemm.plan import THREADS
+from cutlass_aot.generators.sm90_gemm.plan import ROWS, THREADS, WARPS
 from cutlass_aot.generators.sm90_gemm.register_store import store_sums
-from cutlass_aot.generators.sm90_gemm.ring import Ring, sharer_of
+from cutlass_aot.generators.sm90_gemm.ring import Ring, sharer_of, skip_stages
 from cutlass_aot.generators.sm90_gemm.scaled_mainloop import sum_scaled
 from cutlass_aot.generators.sm90_gemm.schedule import Schedule, place_after, tile_of
 from cutlass_aot.generators.sm90_gemm.staged_store import finish, lay_down, meet
-from cutlass_aot.generators.sm90_gemm.tiles import Block, corner_of
+from cutlass_aot.generators.sm90_gemm.tiles import Block, Tile, corner_of
 from cutlass_aot.generators.sm90_gemm.tma_store import store_by_tma
 
 
@@ -73,14 +73,19 @@ def compute_tiles(
     for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
         total.fill(0.0)
         tile = tile_of(schedule, cluster, (row, column), block.lane, plan)
+        count_k = schedule.count_k
+        if cutlass.const_expr(plan.rests):  # noqa: SIM102 (the other is known at run time)
+            if first_row_in_group(tile, block, plan) >= tile.end - tile.start:
+                count_k = cutlass.Int32(0)
         if cutlass.const_expr(plan.promoted):
             stage, phase = sum_scaled(
-                total, operands, ring, (stage, phase), schedule.count_k, block, sharer, dtype, plan
+                total, operands, ring, (stage, phase), count_k, block, sharer, dtype, plan
             )
         else:
-            stage, phase = sum_products(
-                total, operands, ring, (stage, phase), schedule.count_k, block, sharer, plan
-            )
+            stage, phase = sum_products(total, operands, ring, (stage, phase), count_k, block, sharer, plan)
+        if cutlass.const_expr(plan.rests):
+            left = schedule.count_k - count_k
+            stage, phase = skip_stages(ring, (stage, phase), left, block, sharer, plan)
         corner = corner_of(tile, block, schedule.extents, plan)
         if cutlass.const_expr(plan.by_tma):
             if cutlass.const_expr(plan.groups):
@@ -105,3 +110,9 @@ def compute_tiles(
     if cutlass.const_expr(plan.by_tma):
         # Shared memory stays until the last results have been read.
         cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def first_row_in_group(tile: Tile, block: Block, plan: Any) -> Any:
+    """The first row of this thread's warp group, counted from the beginning of the tile's group."""
+    group = block.warp // WARPS
+    return (tile.row * plan.cluster[0] + block.rank_m) * plan.tile[0] + group * ROWS

@@ -236,12 +236,10 @@ _PERSISTENT = {
 }
 """The same for persistent kernels without one: for many tiles with a short sum."""
 
-
 _SCALED_EXCHANGED = {
     (8, 64, 1, 3): "1x1x1 1x1x4",
     (16, 64, 1, 3): "1x1x1 1x1x4",
     (32, 64, 1, 2): "1x1x1",
-    (48, 64, 1, 2): "1x1x1",
 }
 """The same with an exchange, where registers add up the sums of each 128 of K: with factors, or exact."""
 
@@ -251,38 +249,33 @@ _SCALED = {
     (64, 64, 1, 1): "1x1x1",
     (64, 64, 1, 2): "1x1x1",
     (64, 96, 1, 1): "1x1x1",
-    (64, 128, 1, 1): "1x1x1",
     (64, 192, 1, 2): "1x1x1",
     (128, 96, 1, 1): "1x1x1",
     (128, 128, 1, 1): "1x1x1",
-    (256, 128, 1, 1): "1x1x1",
 }
 """The same without an exchange."""
 
 _SCALED_PERSISTENT = {
-    (128, 96, 1, 1): "1x1x1",
-    (128, 128, 1, 1): "1x1x1",
+    (64, 96, 1, 1): "1x1x1",
+    (64, 128, 1, 1): "1x1x1",
     (128, 160, 1, 1): "1x1x1",
     (128, 192, 1, 1): "1x1x1",
-    (192, 128, 1, 1): "1x1x1 1x2x1",
-    (256, 112, 1, 1): "1x1x1",
-    (256, 128, 1, 1): "1x1x1 1x2x1",
+    (192, 128, 1, 1): "1x1x1",
+    (256, 128, 1, 1): "1x1x1",
 }
 """The same for many tiles."""
-
 
 _GROUPED_EXCHANGED = {
     (16, 128, 1, 1): "1x1x1",
     (32, 128, 1, 1): "1x1x1",
-    (64, 128, 1, 1): "1x1x1",
 }
 """The same for groups of few rows."""
 
 _GROUPED = {
     (64, 128, 1, 1): "1x1x1",
     (128, 128, 1, 1): "1x1x1 1x2x1",
-    (128, 192, 1, 1): "1x1x1 1x2x1",
-    (128, 256, 1, 1): "1x1x1 1x2x1",
+    (128, 192, 1, 1): "1x1x1",
+    (128, 256, 1, 1): "1x1x1",
 }
 """The same for groups."""
 
@@ -292,13 +285,14 @@ _SCALED_GROUPED_EXCHANGED = {
 """The same for groups of few rows where registers add up sums."""
 
 _SCALED_GROUPED = {
+    (64, 64, 1, 1): "1x1x1",
     (64, 96, 1, 1): "1x1x1",
     (64, 128, 1, 1): "1x1x1",
-    (128, 96, 1, 1): "1x1x1",
     (128, 128, 1, 1): "1x1x1",
     (128, 160, 1, 1): "1x1x1",
     (128, 192, 1, 1): "1x1x1",
     (192, 128, 1, 1): "1x1x1 1x2x1",
+    (256, 128, 1, 1): "1x1x1",
 }
 """The same for groups."""
 
@@ -322,52 +316,49 @@ _TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, bool, bool], ...]] = {
 exchanged and blocks persistent."""
 
 
-def _cost(operation: str) -> str:
+def _cost(operation: str, bits: int) -> str:
     """The formula by which kernels whose registers add up sums, or of groups, are chosen: microseconds.
 
-    Tiles take turns on the multiprocessors, and a tile along K takes what its products or its loads from the
-    L2 cache take. The numbers were fitted to times of ``tools/bench/experts.py --kernels`` on an H100, of
-    FP8, on the problems of that script and 147 others; those of 16-bit groups rank alike, and are about twice
-    as long.
+    ``bits`` are those of an element of A and B. Tiles take turns on the multiprocessors, and a tile along K
+    takes what its products or its loads from the L2 cache take. The numbers were fitted to times of all
+    kernels on an H200, on problems drawn at random and those of ``tools/bench/experts.py``
+    (docs/results/experts.md).
     """
     if operation in GROUPED_EXTENTS:
-        return _cost_of_groups(_GROUP_TIMES[operation])
-    height, width, clusters = "tile_shape_0", "tile_shape_1", "cluster_shape_0 * cluster_shape_1"
-    down, across = f"ceil(M / {height} / cluster_shape_0)", f"ceil(N / {width} / cluster_shape_1)"
-    blocks = f"(L * {down} * {across} * {clusters} * cluster_shape_2)"
+        return _cost_of_groups(operation, bits)
+    height, width = "tile_shape_0", "tile_shape_1"
+    blocks = f"(L * ceil(M / {height}) * ceil(N / {width}) * cluster_shape_2)"
     beside = f"minimum(blocks_per_sm, ceil({blocks} / sm_count))"
-    products = f"1.55e-5 * {height} * {width}"
-    loads = f"1.1e-3 * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
-    step = f"(maximum({products}, {loads}) + 0.1 * minimum({products}, {loads}) + 0.02)"
+    products = f"1.58e-5 * {height} * {width}"
+    loads = f"1.12e-3 * ({height} + {width})"
+    step = f"(maximum({products}, {loads}) + 0.242 * minimum({products}, {loads}))"
     # Three warp groups overlap more than two; of two blocks on a multiprocessor, each has half of its memory.
     three = f"maximum(1 - maximum({height} - 192, 192 - {height}) / 64, 0)"
     factor = (
-        f"(1 + 0.11 * minimum(blocks_per_sm - 1, 1) + 0.07 * persistent - 0.1 * {three}"
-        f" + 0.33 * swap_operands * minimum({height} / 16, 1))"
+        f"(1 + 0.173 * minimum(blocks_per_sm - 1, 1) + 0.056 * persistent - 0.105 * {three}"
+        f" + 0.268 * swap_operands * minimum({height} / 16, 1))"
     )
     steps = f"ceil(ceil(K / {SCALED_BLOCK}) / cluster_shape_2)"
-    step = f"{beside} * {step} * {factor} * (1 + 0.19 * minimum({clusters} - 1, 1))"
     # A persistent block stores a tile of results while it computes the next.
-    tile = f"1.11e-4 * {height} * {width}"
-    end = f"{tile} * (0.016 * persistent + {beside} * (1 - persistent))"
+    tile = f"1.22e-4 * {height} * {width}"
+    end = f"{tile} * (0.016 * persistent + {beside} * (1 - persistent)) + 0.75"
     compute = (
-        f"ceil({blocks} / sm_count / {beside}) * ({steps} * {step} + {end}) + {tile} * persistent"
-        " + 4.1 * minimum(cluster_shape_2 - 1, 1)"
+        f"ceil({blocks} / sm_count / {beside}) * ({steps} * {beside} * {step} * {factor} + {end})"
+        f" + 0.894 * {tile} * persistent + 1.81 * minimum(cluster_shape_2 - 1, 1)"
     )
-    memory = "(M * K + N * K + 2 * M * N) * L / (3780 * memory_bandwidth)"
-    return f"2.35 + maximum({compute}, {memory}) + 1.8 * minimum({compute}, {memory})"
+    memory = "(M * K + N * K + 2 * M * N) * L / (1450 * memory_bandwidth)"
+    return f"0.78 + maximum({compute}, {memory}) + 0.64 * minimum({compute}, {memory})"
 
 
 class _GroupTimes(NamedTuple):
     """What the cost formula of groups takes for known, fitted to times of one layout of groups.
 
     Attributes:
-        rows: of a group in the mean. Of groups with a matrix each, two fifths are assumed to be there: their
-            numbers are in the memory of the GPU.
-        more: tiles of a group beyond those that its rows fill.
+        more: rows of tiles that a group has in the mean beyond those that its rows fill.
         step: microseconds of a tile along K, whatever its shape.
         load: microseconds of a row or column of it.
         product: microseconds of an element of the tile of results.
+        less: which part of the shorter of loads and products is not hidden behind the longer.
         exchanged: how much longer products take where operands are exchanged.
         shared: how much longer a step takes in a cluster.
         tile: microseconds of a tile of results.
@@ -375,13 +366,14 @@ class _GroupTimes(NamedTuple):
         turn: which part of that is not hidden behind the next tile.
         start: microseconds of a launch.
         bandwidth: by which the GPU's is multiplied.
+        hidden: which part of the shorter of computing and reading memory is not hidden behind the longer.
     """
 
-    rows: str
     more: float
     step: float
     load: float
     product: float
+    less: float
     exchanged: float
     shared: float
     tile: float
@@ -389,34 +381,53 @@ class _GroupTimes(NamedTuple):
     turn: float
     start: float
     bandwidth: float
+    hidden: float
 
 
 _GROUP_TIMES = {
     GROUPED_GEMM: _GroupTimes(
-        rows="M / G", more=1, step=0.0592, load=4.419e-4, product=1.714e-5, exchanged=0.895, shared=0.038,
-        tile=0.304, element=1.309e-5, turn=0.37, start=1.83, bandwidth=1.678,
+        more=0.799, step=0.0625, load=5.5e-4, product=1.29e-5, less=0.874, exchanged=3.82, shared=0.018,
+        tile=1, element=1e-4, turn=0.305, start=1.38, bandwidth=1.58, hidden=0.322,
     ),
     MASKED_GROUPED_GEMM: _GroupTimes(
-        rows="M * 0.4", more=3.4, step=0.0643, load=3.592e-4, product=6.72e-6, exchanged=2.742, shared=0.049,
-        tile=0.513, element=8.06e-6, turn=0.155, start=0.79, bandwidth=3.464,
+        more=0.978, step=0.0428, load=4.62e-4, product=1.26e-5, less=1.14, exchanged=2.5, shared=0.029,
+        tile=0.529, element=4.6e-5, turn=1.07, start=1.22, bandwidth=3.75, hidden=0.053,
     ),
 }  # fmt: skip
+"""Of FP8, by operation."""
+
+_GROUP_TIMES_16_BIT = _GroupTimes(
+    more=0.516, step=0.0131, load=4.77e-4, product=7.45e-6, less=1.43, exchanged=1.72, shared=0.262,
+    tile=0.309, element=2.19e-4, turn=0.135, start=0.69, bandwidth=2.02, hidden=1.39,
+)  # fmt: skip
+"""Of 16-bit operands, fitted to groups that lie one after the other."""
+
+_MASKED_SHARE = 0.205
+"""Which part of the rows of groups with a matrix each is taken to be there: their numbers are in the memory of
+the GPU."""
 
 
-def _cost_of_groups(times: _GroupTimes) -> str:
+def _cost_of_groups(operation: str, bits: int) -> str:
     """The same for groups, of whose rows the mean is known."""
+    times = _GROUP_TIMES[operation] if bits == 8 else _GROUP_TIMES_16_BIT
     height, width, clusters = "tile_shape_0", "tile_shape_1", "cluster_shape_0 * cluster_shape_1"
-    down = f"({times.rows} / {height} / cluster_shape_0 + {times.more})"
-    blocks = f"G * maximum({down}, 1) * ceil(N / {width} / cluster_shape_1) * {clusters}"
+    if operation == MASKED_GROUPED_GEMM:
+        rows = f"{_MASKED_SHARE} * M"
+        down = f"G * maximum({rows} / {height} / cluster_shape_0 + {times.more}, 1)"
+    else:
+        rows = "M / G"
+        down = f"(ceil(M / {height} / cluster_shape_0) + (G - 1) * {times.more})"
+    blocks = f"{down} * ceil(N / {width} / cluster_shape_1) * {clusters}"
     loads = f"{times.load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
     products = f"{times.product} * {height} * {width} * (1 + {times.exchanged} * swap_operands)"
-    step = f"({times.step} + {loads} + {products}) * (1 + {times.shared} * minimum({clusters} - 1, 1))"
+    together = f"maximum({loads}, {products}) + {times.less} * minimum({loads}, {products})"
+    step = f"({times.step} + {together}) * (1 + {times.shared} * minimum({clusters} - 1, 1))"
     tile = f"({times.tile} + {times.element} * {height} * {width})"
-    turns = f"maximum({blocks} / sm_count, 1)"
-    compute = f"{turns} * (ceil(K / {SCALED_BLOCK}) * {step} + {times.turn} * {tile}) + {tile}"
-    moved = f"G * ({times.rows} * K + N * K + 2 * {times.rows} * N)"
+    steps = f"ceil(K / {LINE_BYTES * 8 // bits})"
+    compute = f"ceil({blocks} / sm_count) * ({steps} * {step} + {times.turn} * {tile}) + {tile}"
+    moved = f"G * (({rows} + N) * K * {bits // 8} + 2 * {rows} * N)"
     memory = f"{moved} / ({times.bandwidth * 1000:g} * memory_bandwidth)"
-    return f"{times.start} + maximum({compute}, {memory}) + 0.2 * minimum({compute}, {memory})"
+    return f"{times.start} + maximum({compute}, {memory}) + {times.hidden} * minimum({compute}, {memory})"
 
 
 def _designs(input_bits: int, scaled: bool, exact: bool, operation: str) -> Iterator[_Design]:
@@ -595,5 +606,5 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
         target=TARGET,
         constants=constants,
         accumulation=accumulation_of(problem, TARGET),
-        cost=_cost(problem.operation) if design.promoted or design.groups else "",
+        cost=_cost(problem.operation, DTYPES[problem.dtypes[0]].bits) if design.promoted or design.groups else "",
     )

@@ -104,6 +104,11 @@ class Plan:
         return self.operation in GROUPED_EXTENTS
 
     @property
+    def rests(self) -> bool:
+        """Whether a warp group computes nothing where all of its rows are behind the end of a group."""
+        return self.groups and not self.swap and self.warp_groups > 1
+
+    @property
     def promoted(self) -> bool:
         """Whether tensor cores add up 128 of K alone, and registers the rest in f32."""
         return self.scaled or self.exact

@@ -85,3 +85,24 @@ def release(barrier: Any, lane: Any, sharer: Any, plan: cutlass.Constexpr) -> No
             cute.arch.mbarrier_arrive(barrier, sharer)
         else:
             cute.arch.mbarrier_arrive(barrier)
+
+
+@cute.jit  # type: ignore[untyped-decorator]
+def skip_stages(
+    ring: Ring,
+    state: tuple[Any, Any],
+    count: Any,
+    block: Block,
+    sharer: Any,
+    plan: cutlass.Constexpr,
+) -> tuple[Any, Any]:
+    """Let go of so many stages when they are full, without a use of them.
+
+    ``state`` is the stage and phase of the first; those of what follows are returned.
+    """
+    stage, phase = state
+    for _index in cutlass.range(count, unroll=1):
+        cute.arch.mbarrier_wait(ring.full + stage, phase)
+        release(ring.empty + stage, block.lane, sharer, plan)
+        stage, phase = following(stage, phase, plan)
+    return stage, phase

@@ -483,9 +483,9 @@ def _is_operand(value: Any) -> bool:
 def _costs(serving: Serving, query: Query, machine: Machine) -> dict[str, float]:
     """The cost of each kernel by its author's formula, by digests."""
     # Imported here: few kernels have a formula.
-    from cutlass_aot.schema.kernels.cost import cost_of, numbers_of
+    from cutlass_aot.schema.kernels.cost import costs_of, numbers_of
 
-    found = {}
+    found: dict[str, float] = {}
     for group in serving.groups:
         entry = group.entry
         known = {
@@ -493,16 +493,16 @@ def _costs(serving: Serving, query: Query, machine: Machine) -> dict[str, float]
             **match.named_extents(entry, query),
             **numbers_of(dict(entry.parameters)),
         }
-        for position in range(len(group.index)):
-            values = known | numbers_of(group.index.design(position))
-            try:
-                cost = cost_of(entry.cost, values)
-            except (ManifestError, KeyError) as error:
-                raise CorruptFile(
-                    f"group {entry.name} has a cost formula that cannot be used ({error}): build the bundle "
-                    "again"
-                ) from None
-            found[group.index.digest(position)] = cost
+        positions = range(len(group.index))
+        try:
+            costs = costs_of(
+                entry.cost, [known | numbers_of(group.index.design(position)) for position in positions]
+            )
+        except (ManifestError, KeyError) as error:
+            raise CorruptFile(
+                f"group {entry.name} has a cost formula that cannot be used ({error}): build the bundle again"
+            ) from None
+        found.update(zip(map(group.index.digest, positions), costs, strict=True))
     return found
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.kernels.cost import FUNCTIONS, cost_of, names_of, numbers_of, parse_cost
+from cutlass_aot.schema.kernels.cost import FUNCTIONS, cost_of, costs_of, names_of, numbers_of, parse_cost
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,13 @@ from cutlass_aot.schema.kernels.cost import FUNCTIONS, cost_of, names_of, number
 def test_a_formula_is_evaluated(text: str, cost: float) -> None:
     values = {"N": 10.0, "D": 7.0, **numbers_of({"wide": True, "tile": (4, 2), "dtype": "f32"})}
     assert cost_of(text, values) == pytest.approx(cost)
+
+
+def test_several_sets_of_values_have_a_cost_each() -> None:
+    sizes = (0.0, 2.0, 4.0)
+    assert costs_of("8 / N + ceil(N / 3)", [{"N": size} for size in sizes]) == [math.inf, 5.0, 4.0]
+    assert costs_of("7", [{}, {}]) == [7.0, 7.0]
+    assert costs_of("N", []) == []
 
 
 def test_the_names_of_a_formula_are_known_before_it_is_evaluated() -> None:
