@@ -1,15 +1,19 @@
 """On a GPU: random operands. What is launched is right and writes its output alone; the rest is refused.
 
-cutlass-aot build manifests/sm90.toml && python -m pytest -m gpu tests/gpu/test_fuzz.py
+cutlass-aot build manifests/sm90.toml && cutlass-aot build manifests/sm90_scaled.toml &&
+python -m pytest -m gpu tests/gpu/test_fuzz.py
 """
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from cutlass_aot.errors import KernelNotFound, OperandError
+from tests.gpu.conftest import opened
+from tools.bench.experts import wide
 
 torch = pytest.importorskip("torch")
 
@@ -117,3 +121,126 @@ def test_kernels_refuse_what_they_do_not_support(bundle):
         assert bool((operands.outside() == POISON).all())
     torch.cuda.synchronize()
     assert refused >= 50
+
+
+@pytest.fixture(scope="module")
+def scaled(capability):
+    return opened("sm90-scaled", capability)
+
+
+class Experts:
+    """Operands of FP8 with or without scale factors, or of groups: some wrong, with small whole numbers.
+
+    Factors are powers of two, so that sums are exact in f32, and rounded once.
+    """
+
+    def __init__(self, dice: random.Random) -> None:
+        self.operation = dice.choice(["gemm", "grouped_gemm", "masked_grouped_gemm"])
+        groups = dice.choice([1, 2, 3, 5, 40]) if self.operation != "gemm" else 1
+        self.narrow = self.operation == "gemm" or dice.random() < 0.6
+        self.factors = self.narrow and (self.operation != "gemm" or dice.random() < 0.7)
+        n = dice.choice([8, 16, 128, 136, 264, 520, 7 if dice.random() < 0.2 else 64])
+        k = dice.choice([16, 128, 144, 512, 528, 24 if dice.random() < 0.2 else 256])
+        sizes = [dice.choice([0, 1, 5, 63, 64, 65, 100, 128, 200]) for _ in range(groups)]
+        self.sizes = torch.tensor(sizes, device="cuda").int()
+        m = max(1, sum(sizes) if self.operation == "grouped_gemm" else max(sizes)) + dice.choice([0, 0, 3])
+        kind = torch.float8_e4m3fn if self.narrow else dice.choice([torch.bfloat16, torch.float16])
+        of_a = [groups] if self.operation == "masked_grouped_gemm" else []
+        of_b = [groups] if self.operation != "gemm" else []
+        wide_out = self.operation == "gemm" and dice.random() < 0.3
+        out_kind = torch.float32 if wide_out else torch.bfloat16 if self.narrow else kind
+        gap = dice.choice([0, 0, 0, 16, 1])
+        self.a = self.matrix([*of_a, m, k], kind, gap)
+        self.b = self.matrix([*of_b, n, k], kind, dice.choice([0, 0, 16])).mT
+        self.out = self.matrix([*of_a, m, n], out_kind, dice.choice([0, 0, 8, 1]))
+        self.out.fill_(POISON)
+        self.named: dict[str, Any] = {}
+        if self.factors:
+            blocks = -(-k // 128)
+            memory = torch.randint(-1, 2, (*of_a, blocks, m + dice.choice([0, 1, 4])), device="cuda")
+            of_rows = memory.float().exp2()[..., :m].mT
+            if dice.random() < 0.1:
+                of_rows = of_rows.contiguous()
+            of_blocks = torch.randint(-1, 2, (*of_b, -(-n // 128), blocks), device="cuda").float().exp2()
+            self.named = {"a_scale": of_rows, "b_scale": of_blocks}
+        if self.operation == "grouped_gemm":
+            self.named["offsets"] = self.sizes.cumsum(0).int()
+        elif self.operation == "masked_grouped_gemm":
+            self.named["rows"] = self.sizes
+
+    @staticmethod
+    def matrix(shape: list[int], kind: Any, gap: int) -> Any:
+        *outer, columns = shape
+        return torch.randint(-2, 3, (*outer, columns + gap), device="cuda").to(kind)[..., :columns]
+
+    def launch(self, bundle: Any) -> None:
+        bundle.run(self.operation, self.a, self.b, self.out, **self.named)
+
+    def expected(self) -> Any:
+        """The output, with what was there before where no group has a row."""
+        a, b = self.a.float(), self.b.mT.float()
+        if self.factors:
+            a, b = wide(torch, a, self.named["a_scale"]), wide(torch, b, self.named["b_scale"])
+        found = torch.full_like(self.out, POISON)
+        first = 0
+        for group, size in enumerate(self.sizes.tolist()):
+            if self.operation == "gemm":
+                found[:] = (a.double() @ b.double().T).to(found.dtype)
+            elif self.operation == "grouped_gemm":
+                found[first : first + size] = (a[first : first + size].double() @ b[group].double().T).to(
+                    found.dtype
+                )
+            else:
+                found[group, :size] = (a[group, :size].double() @ b[group].double().T).to(found.dtype)
+            first += size
+        return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_scaled_and_grouped_operands_are_served_rightly_or_refused(scaled, seed):
+    dice = random.Random(seed)
+    torch.manual_seed(seed)
+    served = {"gemm": 0, "grouped_gemm": 0, "masked_grouped_gemm": 0}
+    refused = 0
+    for _ in range(120):
+        experts = Experts(dice)
+        before = experts.out.clone()
+        try:
+            experts.launch(scaled)
+        except (OperandError, KernelNotFound):
+            assert torch.equal(experts.out, before)
+            refused += 1
+            continue
+        served[experts.operation] += 1
+        assert torch.equal(experts.out, experts.expected()), experts.operation
+    torch.cuda.synchronize()
+    assert min(served.values()) >= 10
+    assert refused >= 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_graph_of_groups_is_replayed_with_other_rows(scaled, seed):
+    dice = random.Random(100 + seed)
+    torch.manual_seed(seed)
+    captured = 0
+    while captured < 4:
+        experts = Experts(dice)
+        try:
+            experts.launch(scaled)
+        except (OperandError, KernelNotFound):
+            continue
+        if experts.operation == "gemm":
+            continue
+        captured += 1
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            experts.launch(scaled)
+        for _ in range(3):
+            # As many rows at most, otherwise spread over the groups.
+            order = torch.randperm(len(experts.sizes), device="cuda")
+            experts.sizes.copy_(experts.sizes[order] // dice.choice([1, 2]))
+            if experts.operation == "grouped_gemm":
+                experts.named["offsets"].copy_(experts.sizes.cumsum(0))
+            experts.out.fill_(POISON)
+            graph.replay()
+            assert torch.equal(experts.out, experts.expected()), experts.operation

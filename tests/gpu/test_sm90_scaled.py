@@ -70,7 +70,7 @@ def error(found: Any, expected: Any) -> float:
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_every_dense_kernel(bundle, dtype):
     kernels = bundle.kernels(operation="gemm", dtypes=f"f8e4m3.f8e4m3.{dtype}.f32.f32", epilogue="")
-    assert len(kernels) > 20
+    assert len(kernels) > 15
     for batch, m, n, k in DENSE:
         x, w, x_factors, w_factors = operands(m, n, k, a=(batch,), b=(batch,))
         expected = wide(torch, x, x_factors).double() @ wide(torch, w, w_factors).double().transpose(1, 2)

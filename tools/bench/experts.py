@@ -326,9 +326,7 @@ def times(torch: Any, case: Case, flushed: Any, count: int) -> None:
         )
     taken = [max(r.end for r in ranges) - min(r.start for r in ranges) for ranges in found]
     for index, name in enumerate(case.launches):
-        own = [
-            taken[turn * len(launches) + (index - turn) % len(launches)] for turn in range(count)
-        ]
+        own = [taken[turn * len(launches) + (index - turn) % len(launches)] for turn in range(count)]
         case.microseconds[name] = statistics.median(own)
 
 

@@ -606,5 +606,7 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
         target=TARGET,
         constants=constants,
         accumulation=accumulation_of(problem, TARGET),
-        cost=_cost(problem.operation, DTYPES[problem.dtypes[0]].bits) if design.promoted or design.groups else "",
+        cost=_cost(problem.operation, DTYPES[problem.dtypes[0]].bits)
+        if design.promoted or design.groups
+        else "",
     )
