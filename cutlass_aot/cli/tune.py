@@ -231,7 +231,7 @@ def _measure(
     from cutlass_aot.tuning.design import design
     from cutlass_aot.tuning.fit import fit_tuning, import_numpy
     from cutlass_aot.tuning.gpu import GpuBench, import_torch
-    from cutlass_aot.tuning.rotation import is_plain_gemm
+    from cutlass_aot.tuning.rotation import is_gemm
     from cutlass_aot.tuning.search import Effort
     from cutlass_aot.tuning.session import plan, resumed, run, unfitting
 
@@ -239,7 +239,7 @@ def _measure(
     opened = open_bundle(bundle)
 
     def problems(operands: Operands) -> list[Extents]:
-        if is_plain_gemm(operands):
+        if is_gemm(operands):
             return list(dict.fromkeys((*listed.extents, *design(operands, drawn))))
         names = {*extent_names(operands)}
         return [problem_of(operands, own) for own in listed.own if own.keys() == names]

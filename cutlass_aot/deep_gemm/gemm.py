@@ -8,9 +8,8 @@ Names, arguments and defaults are those of DeepGEMM at 54e2261 (``csrc/apis/gemm
   (:func:`~.layout.get_mn_major_tma_aligned_tensor`), B's unless they are contiguous along K.
 - ``d`` is row-major and is written.
 - ``recipe``, ``recipe_a`` and ``recipe_b`` have to say the granularity above, or be left out.
-- ``compiled_dims``, ``disable_ue8m0_cast``, ``expected_m`` and ``expected_m_for_psum_layout`` make no
-  difference: nothing is compiled, and factors stay f32. Nor does ``ensure_zero_padding``, as in DeepGEMM on
-  sm_90a.
+- ``compiled_dims``, ``disable_ue8m0_cast`` and ``expected_m_for_psum_layout`` make no difference: nothing is
+  compiled, and factors stay f32. Nor does ``ensure_zero_padding``, as in DeepGEMM on sm_90a.
 - Kernels come from the bundles that are open, the latest first, then from those that are installed: the first
   that has one for the operands is kept for operands of these element types and layouts on this GPU.
 
@@ -40,10 +39,12 @@ from cutlass_aot.runtime.bundle_search import BundleSearch
 from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.selection.query import Computation
-from cutlass_aot.schema.kernels.operands import misplaced
+from cutlass_aot.schema.kernels.cost import ROWS_PER_EXPECTED
+from cutlass_aot.schema.kernels.operands import OperandDescription, compact_strides, misplaced
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
+    from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 
 __all__ = [
     "bf16_gemm_nn", "bf16_gemm_nt", "bf16_gemm_tn", "bf16_gemm_tt", "bf16_m_grouped_gemm_nt_masked",
@@ -70,6 +71,11 @@ _SHAPES = {
 
 _serving: dict[tuple[Any, ...], Bundle] = {}
 """The bundle that serves operands of one operation, element types, layouts and device."""
+
+_expected: dict[tuple[Any, ...], KernelHandle] = {}
+"""The kernel for groups in a matrix each, by what is served, the shape of B and the expected rows."""
+
+_MOST_EXPECTED = 4096
 
 # -- dense --------------------------------------------------------------------------------------------------
 
@@ -233,9 +239,10 @@ def m_grouped_fp8_fp4_gemm_nt_masked(
         b: (groups, n, k) and (groups, n / 128, k / 128), rounded up.
         d: (groups, m, n), bf16.
         masked_m: (groups,) i32, read on the GPU.
+        expected_m: rows that a group has in the mean, by which a kernel is chosen; 0 if nothing is known.
     """
     x, w, factors = _scaled(a, b, recipe, recipe_a, recipe_b)
-    _masked(x, w, d, masked_m, **factors)
+    _masked(x, w, d, masked_m, expected_m, **factors)
 
 
 def m_grouped_bf16_gemm_nt_contiguous(
@@ -269,7 +276,7 @@ def m_grouped_bf16_gemm_nt_masked(
     a: Tensor, b: Tensor, d: Tensor, masked_m: Tensor, expected_m: int, compiled_dims: str = "nk"
 ) -> None:
     """:func:`m_grouped_fp8_fp4_gemm_nt_masked` for bf16, without factors."""
-    _masked(a, b, d, masked_m)
+    _masked(a, b, d, masked_m, expected_m)
 
 
 # DeepGEMM has each of these under a second name, and earlier releases had others, which callers look for.
@@ -422,13 +429,16 @@ def _contiguous(
         _run("grouped_gemm", a, b, d, **factors, offsets=offsets)
 
 
-def _masked(a: Tensor, b: Tensor, d: Tensor, masked_m: Tensor, **factors: Tensor) -> None:
+def _masked(a: Tensor, b: Tensor, d: Tensor, masked_m: Tensor, expected_m: int, **factors: Tensor) -> None:
     _check_shapes("masked_grouped_gemm", a, b, d)
-    _run("masked_grouped_gemm", a, b, d, **factors, rows=masked_m)
+    _run("masked_grouped_gemm", a, b, d, expected_m, **factors, rows=masked_m)
 
 
-def _run(operation: str, a: Tensor, w: Tensor, d: Tensor, **named: Tensor) -> None:
-    """Launch the kernel of the first bundle that has one; ``w`` is B as (n, k), or (groups, n, k)."""
+def _run(operation: str, a: Tensor, w: Tensor, d: Tensor, expected_m: int = 0, **named: Tensor) -> None:
+    """Launch the kernel of the first bundle that has one; ``w`` is B as (n, k), or (groups, n, k).
+
+    With ``expected_m`` it is chosen for so many rows in each group's matrix, instead of for those of a.
+    """
     b = w.mT
     key = (operation, a.dtype, d.dtype, a.stride(-1) == 1, b.stride(-2) == 1, d.device, len(named))
     bundle = _serving.get(key)
@@ -448,7 +458,48 @@ def _run(operation: str, a: Tensor, w: Tensor, d: Tensor, **named: Tensor) -> No
         else:
             _miss(operation, (a, b, d), named, [*reasons, *search.problems])
             return
-    bundle.run(operation, a, b, d, **named)
+    if expected_m > 0:
+        _expecting(expected_m, key, bundle, a, b, d, named).launch(a, b, d, *named.values())
+    else:
+        bundle.run(operation, a, b, d, **named)
+
+
+def _expecting(
+    expected_m: int,
+    key: tuple[Any, ...],
+    bundle: Bundle,
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    named: dict[str, Tensor],
+) -> KernelHandle:
+    """The kernel for groups in a matrix each that have so many rows in the mean."""
+    # Eight numbers for each power of two: a kernel is chosen anew for few of those that a server expects.
+    step = 1 << max(expected_m.bit_length() - 4, 0)
+    rows = -(-expected_m // step) * step
+    own = (key, b.shape, rows)
+    kernel = _expected.get(own)
+    if kernel is None:
+        of_rows = {
+            name: _with_rows(operand, rows * ROWS_PER_EXPECTED)
+            for name, operand in {"a": a, "d": d, **named}.items()
+            if name in ("a", "d", "a_scale")
+        }
+        others: dict[str, Any] = {name: of_rows.get(name, operand) for name, operand in named.items()}
+        kernel = bundle.choose(of_rows["a"], b, of_rows["d"], operation=key[0], **others).kernel
+        if len(_expected) >= _MOST_EXPECTED:
+            _expected.clear()
+        _expected[own] = kernel
+    return kernel
+
+
+def _with_rows(operand: Tensor, rows: int) -> OperandDescription:
+    """An operand (groups, m, columns) as if it had so many rows."""
+    there = describe_operand(operand)
+    groups, _, columns = there.shape
+    shape = groups, rows, columns
+    strides = compact_strides(shape, -1 if there.strides[-1] == 1 else -2)
+    return there._replace(shape=shape, strides=strides, address=0)
 
 
 def _miss(

@@ -20,12 +20,21 @@ from cutlass_aot.errors import CutlassAotError, DeviceError, LaunchError, Tuning
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.optional_packages import optional
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.schema.words import size
 from cutlass_aot.tuning.clocks import Clocks
-from cutlass_aot.tuning.reference import Reference, fill, is_integer, poison, reference_dtype, tolerance
+from cutlass_aot.tuning.reference import (
+    Reference,
+    fill,
+    is_integer,
+    poison,
+    reference_dtype,
+    scaled,
+    tolerance,
+)
 from cutlass_aot.tuning.reference_run import Reference as OwnReference
 from cutlass_aot.tuning.reference_run import run
 from cutlass_aot.tuning.rotation import MOST_SETS, Place, Rotation, plan_rotation
@@ -36,10 +45,13 @@ BATCH_SECONDS = 4e-4
 """What one batch of launches is to take: long beside the resolution of events, about half a microsecond."""
 
 MOST_REPLAYS = 16
+OUT = 2
+"""Position of the output among the operands."""
 WARM_UP_SECONDS = 0.5
 SEED = 20_000
 
-Operands = tuple[Any, Any, Any]
+Operands = tuple[Any, ...]
+"""a, b, out and scale factors."""
 
 
 def import_torch(ordinal: int) -> Any:
@@ -195,8 +207,9 @@ class GpuBench:
             self._memory = torch.empty(needed, dtype=torch.uint8, device=self._device)
         constraints = job.kernels[0].group.operands
         torch.manual_seed(SEED)
-        for position in (0, 1):
-            fill(torch, self._lying(rotation.places[position]), position, constraints, extents)
+        for position, place in enumerate(rotation.places):
+            if position != OUT:
+                fill(torch, self._lying(place), position, constraints, extents)
         first = self._memory[: rotation.set_bytes]
         for index in range(1, rotation.sets):
             begin = index * rotation.set_bytes
@@ -204,11 +217,12 @@ class GpuBench:
         sets = []
         for index in range(rotation.sets):
             lying = [self._lying(place, index * rotation.set_bytes) for place in rotation.places]
-            a, b, out = (
-                memory.transpose(1, 2) if place.transposed else memory
-                for memory, place in zip(lying, rotation.places, strict=True)
+            sets.append(
+                tuple(
+                    memory.transpose(1, 2) if place.transposed else memory
+                    for memory, place in zip(lying, rotation.places, strict=True)
+                )
             )
-            sets.append((a, b, out))
         return sets
 
     def _flushed(self, rotation: Rotation) -> Any:
@@ -234,12 +248,12 @@ class GpuBench:
         torch = self._torch
         constraints = job.kernels[0].group.operands
         accumulator = job.kernels[0].kernel.accumulator
-        out = rotation.places[-1]
+        out = rotation.places[OUT]
         lying = self._lying(out)
-        bound = tolerance(constraints, accumulator, extents)
-        reference = Reference(
-            torch, *sets[0][:2], out, reference_dtype(constraints, extents), exact=is_integer(out.dtype)
-        )
+        promoted = len(constraints) > OUT + 1 or job.kernels[0].kernel.accumulation == EXACT
+        bound = tolerance(constraints, accumulator, extents, promoted=promoted)
+        a, b = scaled(torch, sets[0], constraints, reference_dtype(constraints, extents))
+        reference = Reference(torch, a, b, out, exact=is_integer(out.dtype))
         failed: dict[int, str] = {}
         launched: list[tuple[int, Any, Any, Any]] = []
         for index, handle in enumerate(job.kernels):

@@ -10,6 +10,7 @@ product, is
 The second term allows for errors of random sign that add up along K. The roundoff of the accumulation is the
 accumulator's, times 4 because tensor cores truncate instead of rounding; for FP8 operands it is 2^-13, since
 Hopper's tensor cores keep about that many bits of their sums (DeepSeek-V3 technical report, section 3.3.2).
+Where they add up no more than 128 of K, and registers the rest, K counts as no more in that term.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.ranking import Extents
-from cutlass_aot.tuning.rotation import Place
+from cutlass_aot.tuning.rotation import FACTORS_OF, Place
 
 UNIT_ROUNDOFF = {
     "f64": 2.0**-53,
@@ -34,6 +35,9 @@ UNIT_ROUNDOFF = {
 """Largest relative error of rounding to nearest."""
 
 FP8_ACCUMULATION = 2.0**-13
+PROMOTED = 128
+"""Elements along K that tensor cores add up, where registers add up the rest."""
+
 INTEGER_POISON = -113
 """Odd, as no result is."""
 
@@ -55,17 +59,24 @@ def is_integer(dtype: str) -> bool:
     return dtype not in UNIT_ROUNDOFF
 
 
-def tolerance(operands: Sequence[OperandConstraint], accumulator: str, extents: Extents) -> float:
-    """Largest error allowed (see the module's description); 0 for an integer output."""
-    out = operands[-1].dtype
-    if is_integer(out):
+def tolerance(
+    operands: Sequence[OperandConstraint], accumulator: str, extents: Extents, *, promoted: bool = False
+) -> float:
+    """Largest error allowed (see the module's description); 0 for an integer output.
+
+    Operands are a, b, out and factors. ``promoted`` is true if sums of FP8 leave the tensor cores every 128.
+    """
+    a, b, out = operands[:3]
+    if is_integer(out.dtype):
         return 0.0
     accumulation = 4 * UNIT_ROUNDOFF.get(accumulator, 0.0)
-    if any(operand.dtype.startswith("f8") for operand in operands[:-1]):
-        accumulation = max(accumulation, FP8_ACCUMULATION)
+    on_tensor_cores = 0.0
+    if any(operand.dtype.startswith("f8") for operand in (a, b)):
+        on_tensor_cores = FP8_ACCUMULATION * math.sqrt(min(extents.k, PROMOTED) if promoted else extents.k)
     if reference_dtype(operands, extents) == "f32":
         accumulation += UNIT_ROUNDOFF["f32"]
-    return UNIT_ROUNDOFF[out] + 4 * math.sqrt(extents.k) * accumulation + 1e-13
+    along_k = max(math.sqrt(extents.k) * accumulation, on_tensor_cores)
+    return UNIT_ROUNDOFF[out.dtype] + 4 * along_k + 1e-13
 
 
 def reference_dtype(operands: Sequence[OperandConstraint], extents: Extents) -> str:
@@ -80,9 +91,9 @@ def integer_range(operands: Sequence[OperandConstraint], k: int) -> tuple[int, i
 
     Returns the largest magnitude, an even number, and the step along K between elements that are not zero.
     """
-    out = operands[-1].dtype
+    a, b, out = (operand.dtype for operand in operands[:3])
     largest = min(_EXACT_SUM, _largest(out)) if is_integer(out) else _EXACT_SUM
-    inputs = min(_largest(operand.dtype) for operand in operands[:-1] if is_integer(operand.dtype))
+    inputs = min(_largest(dtype) for dtype in (a, b) if is_integer(dtype))
     magnitude = min(math.isqrt(largest // k), inputs) // 2 * 2
     return (magnitude, 1) if magnitude else (2, -(-4 * k // largest))
 
@@ -97,12 +108,17 @@ def fill(
 ) -> None:
     """Fill an operand with random values.
 
-    ``memory`` is (batch, major, minor) of the operand, contiguous; ``position`` is 0 for a, 1 for b.
+    ``memory`` is (batch, major, minor) of the operand, contiguous; ``position`` is 0 for a, 1 for b, and that
+    of scale factors.
     """
     operand = operands[position]
+    if operand.name in FACTORS_OF:
+        memory.uniform_(0.5, 1.5)
+        return
+    out = operands[2]
     if not is_integer(operand.dtype):
         # FP8 outputs overflow early, so elements of the product get a variance of 1.
-        spread = extents.k**-0.25 if operands[-1].dtype.startswith("f8") else 1.0
+        spread = extents.k**-0.25 if out.dtype.startswith("f8") else 1.0
         if operand.dtype.startswith("f8"):
             values = torch.empty(memory.shape, dtype=torch.float16, device=memory.device)
             memory.copy_(values.normal_(std=spread))
@@ -110,7 +126,7 @@ def fill(
             memory.normal_(std=spread)
         return
     magnitude, every = integer_range(operands, extents.k)
-    least = 0 if "u8" in (operand.dtype, operands[-1].dtype) else -(magnitude // 2)
+    least = 0 if "u8" in (operand.dtype, out.dtype) else -(magnitude // 2)
     memory.random_(least, magnitude // 2 + 1)
     memory.mul_(2)
     if every > 1:
@@ -130,15 +146,34 @@ def poison(torch: Any, memory: Any) -> None:
         memory.fill_(math.nan)
 
 
+def scaled(
+    torch: Any, values: Sequence[Any], operands: Sequence[OperandConstraint], dtype: str
+) -> tuple[Any, Any]:
+    """a and b in an element type, each times its factors: what tensor operands of a problem stand for."""
+    wide = getattr(torch, DTYPES[dtype].torch)
+    found = [values[0].to(wide), values[1].to(wide)]
+    for factors, constraint in zip(values[3:], operands[3:], strict=True):
+        position = FACTORS_OF[constraint.name]
+        relations = [extent_of(str(extent)) for extent in constraint.extents]
+        names = [relation.name for relation in relations if relation is not None]
+        for mode, relation in enumerate(relations):
+            if relation is not None and relation.is_quotient:
+                factors = factors.repeat_interleave(relation.divisor, mode)
+        # Those of b have its columns first.
+        factors = factors.permute([names.index(str(extent)) for extent in operands[position].extents])
+        batch, rows, columns = found[position].shape
+        found[position] *= factors[:batch, :rows, :columns]
+    return found[0], found[1]
+
+
 class Reference:
-    """The product of a problem's operands, (batch, m, k) and (batch, k, n), computed in ``dtype``.
+    """The product of (batch, m, k) and (batch, k, n), in their element type.
 
     float32 products have to be set to full precision. If ``exact``, as for integers, errors are absolute.
     """
 
-    def __init__(self, torch: Any, a: Any, b: Any, out: Place, dtype: str, *, exact: bool) -> None:
-        wide = getattr(torch, DTYPES[dtype].torch)
-        product = torch.matmul(a.to(wide), b.to(wide))
+    def __init__(self, torch: Any, a: Any, b: Any, out: Place, *, exact: bool) -> None:
+        product = torch.matmul(a, b)
         # In the order of the output's memory, so that no transposition is needed to compare.
         self._product = (product.transpose(1, 2) if out.transposed else product).contiguous().view(-1)
         self._scale = None

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.ranking import Extents
 
@@ -20,6 +20,9 @@ ALIGNMENT = 512
 """Bytes; as allocators align, and enough for any operand."""
 
 _EXTENTS = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
+
+FACTORS_OF = {"a_scale": 0, "b_scale": 1}
+"""Which operand those of these names have scale factors of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Sets of operands, ``set_bytes`` apart; ``places`` are those of a, b and out.
+    """Sets of operands, ``set_bytes`` apart; ``places`` are those of a, b, out and scale factors.
 
     ``flush_bytes`` of memory are written over before each batch of launches; 0 if the sets together exceed
     twice the L2 cache, so that each launch evicts what a later one needs.
@@ -60,16 +63,31 @@ class Rotation:
         return self.set_bytes * self.sets
 
 
-def is_plain_gemm(operands: Sequence[OperandConstraint]) -> bool:
-    """Whether operands are those of a plain GEMM: a, b and out, each with a batch first."""
-    return tuple(operand.extents for operand in operands) == _EXTENTS
+def is_gemm(operands: Sequence[OperandConstraint]) -> bool:
+    """Whether operands are those of a GEMM: a, b and out, each with a batch first, and factors of blocks.
+
+    Factors are f32 and in matrices; those that lie as tensor cores of SM100 read them are not among these.
+    """
+    return tuple(operand.extents for operand in operands[:3]) == _EXTENTS and all(
+        factors.name in FACTORS_OF
+        and factors.dtype == "f32"
+        and factors.scale is None
+        and len(factors.extents) == len(_EXTENTS)
+        for factors in operands[3:]
+    )
 
 
 def memory_shape(operand: OperandConstraint, extents: Extents) -> tuple[int, int, int]:
     """Extents of an operand in the order of memory."""
-    sizes = extents.by_name
-    batch, rows, columns = (sizes[name] for name in operand.extents)
+    batch, rows, columns = (_value(name, extents) for name in operand.extents)
     return (batch, columns, rows) if operand.contiguous == -2 else (batch, rows, columns)
+
+
+def _value(name: str | int, extents: Extents) -> int:
+    relation = extent_of(str(name))
+    if relation is None:
+        raise ValueError(f"{name!r} is no extent of a GEMM")
+    return relation.of(extents.by_name[relation.name])
 
 
 def plan_rotation(operands: Sequence[OperandConstraint], extents: Extents, l2_bytes: int) -> Rotation:

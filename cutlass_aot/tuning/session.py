@@ -17,7 +17,7 @@ from cutlass_aot.schema.tuning.ranking import MOST_NAMES, Extents, problem_names
 from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of
 from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.tuning.reference_run import Reference
-from cutlass_aot.tuning.rotation import is_plain_gemm
+from cutlass_aot.tuning.rotation import is_gemm
 
 SAVE_SECONDS = 1.0
 """Results are saved after a problem if the last time is longer ago than this; a kill loses no more."""
@@ -103,7 +103,7 @@ def plan(
                 f"at most {MOST_NAMES} extents, which are M, N, K and L of a GEMM"
             )
         elif reference is None and (
-            group.operation != "gemm" or group.epilogue or not is_plain_gemm(group.operands)
+            group.operation != "gemm" or group.epilogue or not is_gemm(group.operands)
         ):
             advice = "; its author can declare a reference function" if group.operation != "gemm" else ""
             notes.append(f"{name}: no plain GEMM, so that its results cannot be checked{advice}")

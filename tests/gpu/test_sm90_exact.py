@@ -44,7 +44,7 @@ def cublas(x: Any, w: Any, scale_a: Any, scale_b: Any, dtype: Any) -> Any:
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_every_kernel_without_factors(bundle, dtype):
     kernels = bundle.kernels(accumulation="exact", dtypes=f"f8e4m3.f8e4m3.{dtype}", epilogue="")
-    assert len(kernels) > 20
+    assert len(kernels) > 15
     for batch, m, n, k in DENSE:
         x, w = fp8(batch, m, k), fp8(batch, n, k)
         expected = x.double() @ w.double().transpose(1, 2)
@@ -61,7 +61,7 @@ def test_every_kernel_without_factors(bundle, dtype):
 
 def test_every_kernel_with_a_factor_for_each_row_and_column(bundle):
     kernels = bundle.kernels(accumulation="exact", epilogue=EPILOGUE)
-    assert len(kernels) > 20
+    assert len(kernels) > 15
     for batch, m, n, k in DENSE:
         x, w, (scale_a, scale_b) = fp8(batch, m, k), fp8(batch, n, k), scales(m, n)
         expected = x.double() @ w.double().transpose(1, 2) * scale_a[:, None] * scale_b

@@ -256,6 +256,8 @@ class Cases:
 
     def masked(self, name: str, groups: int, rows: int, n: int, k: int) -> Case:
         """Groups in a matrix each, of whose rows the first count."""
+        from cutlass_aot import deep_gemm
+
         torch = self._torch
         sizes = self.sizes(groups, rows)
         most = max(256, -(-max(sizes) // 128) * 256)
@@ -265,6 +267,10 @@ class Cases:
         out = torch.zeros(groups, most, n, dtype=torch.bfloat16, device="cuda")
         operands = [x, w.transpose(1, 2), out, x_factors, w_factors, counts]
         launches, outputs = self.ours("masked_grouped_gemm", operands, out)
+        # Both are told how many rows to expect.
+        launches["chosen"] = lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked(
+            (x, x_factors), (w, w_factors), out, counts, rows
+        )
         if self._deep_gemm is not None:
             outputs["DeepGEMM"] = theirs = torch.empty_like(out)
             launches["DeepGEMM"] = lambda: self._deep_gemm.m_grouped_fp8_gemm_nt_masked(

@@ -36,6 +36,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
 )
 from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.cost import ROWS_PER_EXPECTED
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import COLUMN, MATRIX, NUMBER, ROW, Epilogue, EpilogueOperand
@@ -329,25 +330,30 @@ def _cost(operation: str, bits: int) -> str:
     height, width = "tile_shape_0", "tile_shape_1"
     blocks = f"(L * ceil(M / {height}) * ceil(N / {width}) * cluster_shape_2)"
     beside = f"minimum(blocks_per_sm, ceil({blocks} / sm_count))"
-    products = f"1.58e-5 * {height} * {width}"
-    loads = f"1.12e-3 * ({height} + {width})"
-    step = f"(maximum({products}, {loads}) + 0.242 * minimum({products}, {loads}))"
-    # Three warp groups overlap more than two; of two blocks on a multiprocessor, each has half of its memory.
-    three = f"maximum(1 - maximum({height} - 192, 192 - {height}) / 64, 0)"
+    products = f"1.68e-5 * {height} * {width}"
+    loads = f"1.15e-3 * ({height} + {width})"
+    step = f"(maximum({products}, {loads}) + 0.187 * minimum({products}, {loads}))"
+    # Of two blocks on a multiprocessor, each has half of its memory; three warp groups overlap more than two.
     factor = (
-        f"(1 + 0.173 * minimum(blocks_per_sm - 1, 1) + 0.056 * persistent - 0.105 * {three}"
-        f" + 0.268 * swap_operands * minimum({height} / 16, 1))"
+        f"(1 + 0.184 * minimum(blocks_per_sm - 1, 1) + 0.271 * swap_operands * minimum({height} / 16, 1)"
+        f" + (0.025 + 0.018 * {_is_about(height, 64)}) * persistent"
+        f" + 0.008 * {_is_about(height, 128)} - 0.101 * {_is_about(height, 192)})"
     )
     steps = f"ceil(ceil(K / {SCALED_BLOCK}) / cluster_shape_2)"
     # A persistent block stores a tile of results while it computes the next.
-    tile = f"1.22e-4 * {height} * {width}"
-    end = f"{tile} * (0.016 * persistent + {beside} * (1 - persistent)) + 0.75"
+    tile = f"1.24e-4 * {height} * {width}"
+    end = f"{tile} * (0.011 * persistent + {beside} * (1 - persistent)) + 0.62"
     compute = (
         f"ceil({blocks} / sm_count / {beside}) * ({steps} * {beside} * {step} * {factor} + {end})"
-        f" + 0.894 * {tile} * persistent + 1.81 * minimum(cluster_shape_2 - 1, 1)"
+        f" + 0.868 * {tile} * persistent + 1.82 * minimum(cluster_shape_2 - 1, 1)"
     )
-    memory = "(M * K + N * K + 2 * M * N) * L / (1450 * memory_bandwidth)"
-    return f"0.78 + maximum({compute}, {memory}) + 0.64 * minimum({compute}, {memory})"
+    memory = "(M * K + N * K + 2 * M * N) * L / (1000 * memory_bandwidth)"
+    return f"0.5 + maximum({compute}, {memory}) + 0.704 * minimum({compute}, {memory})"
+
+
+def _is_about(height: str, rows: int) -> str:
+    """1 for tiles of so many rows, 0 for those of 64 rows more or less; there are none between."""
+    return f"maximum(1 - maximum({height} - {rows}, {rows} - {height}) / {ROWS}, 0)"
 
 
 class _GroupTimes(NamedTuple):
@@ -360,6 +366,8 @@ class _GroupTimes(NamedTuple):
         product: microseconds of an element of the tile of results.
         less: which part of the shorter of loads and products is not hidden behind the longer.
         exchanged: how much longer products take where operands are exchanged.
+        one: how much longer they take where one warp group computes.
+        three: how much less long they take where three do.
         shared: how much longer a step takes in a cluster.
         tile: microseconds of a tile of results.
         element: microseconds of an element of it.
@@ -375,6 +383,8 @@ class _GroupTimes(NamedTuple):
     product: float
     less: float
     exchanged: float
+    one: float
+    three: float
     shared: float
     tile: float
     element: float
@@ -386,40 +396,39 @@ class _GroupTimes(NamedTuple):
 
 _GROUP_TIMES = {
     GROUPED_GEMM: _GroupTimes(
-        more=0.799, step=0.0625, load=5.5e-4, product=1.29e-5, less=0.874, exchanged=3.82, shared=0.018,
-        tile=1, element=1e-4, turn=0.305, start=1.38, bandwidth=1.58, hidden=0.322,
+        more=0.831, step=0.0866, load=7.02e-4, product=1.61e-5, less=0.693, exchanged=4, one=0.02,
+        three=0.044, shared=0.027, tile=1.75, element=1.36e-4, turn=0.232, start=0.32, bandwidth=1,
+        hidden=0.04,
     ),
     MASKED_GROUPED_GEMM: _GroupTimes(
-        more=0.978, step=0.0428, load=4.62e-4, product=1.26e-5, less=1.14, exchanged=2.5, shared=0.029,
-        tile=0.529, element=4.6e-5, turn=1.07, start=1.22, bandwidth=3.75, hidden=0.053,
+        more=0.565, step=0.0521, load=2.75e-4, product=1.59e-5, less=0.562, exchanged=4.28, one=0.025,
+        three=0.044, shared=0.19, tile=2, element=5.3e-5, turn=0.357, start=0.35, bandwidth=1, hidden=0.397,
     ),
 }  # fmt: skip
 """Of FP8, by operation."""
 
 _GROUP_TIMES_16_BIT = _GroupTimes(
-    more=0.516, step=0.0131, load=4.77e-4, product=7.45e-6, less=1.43, exchanged=1.72, shared=0.262,
-    tile=0.309, element=2.19e-4, turn=0.135, start=0.69, bandwidth=2.02, hidden=1.39,
+    more=0.516, step=0.0131, load=4.77e-4, product=7.45e-6, less=1.43, exchanged=1.72, one=0, three=0,
+    shared=0.262, tile=0.309, element=2.19e-4, turn=0.135, start=0.69, bandwidth=2.02, hidden=1.39,
 )  # fmt: skip
 """Of 16-bit operands, fitted to groups that lie one after the other."""
-
-_MASKED_SHARE = 0.205
-"""Which part of the rows of groups with a matrix each is taken to be there: their numbers are in the memory of
-the GPU."""
 
 
 def _cost_of_groups(operation: str, bits: int) -> str:
     """The same for groups, of whose rows the mean is known."""
     times = _GROUP_TIMES[operation] if bits == 8 else _GROUP_TIMES_16_BIT
     height, width, clusters = "tile_shape_0", "tile_shape_1", "cluster_shape_0 * cluster_shape_1"
+    each = f"{height} / cluster_shape_0"
     if operation == MASKED_GROUPED_GEMM:
-        rows = f"{_MASKED_SHARE} * M"
-        down = f"G * maximum({rows} / {height} / cluster_shape_0 + {times.more}, 1)"
+        rows = f"M / {ROWS_PER_EXPECTED}"
+        down = f"(ceil({rows} / {each}) + (G - 1) * maximum({rows} / {each} + {times.more}, 1))"
     else:
         rows = "M / G"
-        down = f"(ceil(M / {height} / cluster_shape_0) + (G - 1) * {times.more})"
+        down = f"(ceil(M / {each}) + (G - 1) * {times.more})"
     blocks = f"{down} * ceil(N / {width} / cluster_shape_1) * {clusters}"
     loads = f"{times.load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
-    products = f"{times.product} * {height} * {width} * (1 + {times.exchanged} * swap_operands)"
+    groups = f"(1 + {times.one} * {_is_about(height, 64)} - {times.three} * {_is_about(height, 192)})"
+    products = f"{times.product} * {height} * {width} * (1 + {times.exchanged} * swap_operands) * {groups}"
     together = f"maximum({loads}, {products}) + {times.less} * minimum({loads}, {products})"
     step = f"({times.step} + {together}) * (1 + {times.shared} * minimum({clusters} - 1, 1))"
     tile = f"({times.tile} + {times.element} * {height} * {width})"

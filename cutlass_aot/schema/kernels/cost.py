@@ -30,6 +30,11 @@ FUNCTIONS: Mapping[str, tuple[int, Callable[..., float]]] = {
 GPU_NAMES = Machine._fields
 """Names that stand for numbers of the GPU in a formula."""
 
+ROWS_PER_EXPECTED = 4
+"""Of so many rows of a masked group, formulas take one to be there: the GPU alone knows how many are.
+
+Whoever expects a number of rows chooses as for so many times as many."""
+
 _ARGUMENTS = {name: count for name, (count, _) in FUNCTIONS.items()}
 _CALLED = {name: function for name, (_, function) in FUNCTIONS.items()}
 

@@ -4,9 +4,11 @@ All functions are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.bundles.group_index import KernelEntry
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import ACCEPTED, Rejected, Verdict
@@ -114,53 +116,73 @@ class _Models:
         self, tuning: Tuning, members: Mapping[str, Sequence[Kernel]], others: Iterable[Tuning]
     ) -> None:
         self._machine = tuning.machine
-        # Of each target: the models with the width of their inputs, and constants by tiling and width.
-        self._models: dict[str, list[tuple[int, FittedModel]]] = {}
-        self._fitted: dict[tuple[str, Tiling, int], Costs] = {}
+        # Of each target: the models with the kind of their sums, and constants by tiling and kind.
+        self._models: dict[str, list[tuple[_Sums, FittedModel]]] = {}
+        self._fitted: dict[_Key, Costs] = {}
         for file in (tuning, *others):
             for group in file.groups:
                 own = members.get(group.digest)
                 if group.usable_model is None or not own:
                     continue
-                bits, target = _input_bits(own[0]), own[0].target
+                sums, target = _Sums.of(own[0]), own[0].target
                 if file is tuning:
-                    self._models.setdefault(target, []).append((bits, group.usable_model))
+                    self._models.setdefault(target, []).append((sums, group.usable_model))
                 known = {kernel.digest: kernel.costs for kernel in group.kernels}
                 for kernel in own:
                     costs = known.get(kernel.digest)
                     if costs is not None:
-                        key = target, Tiling.of(kernel), bits
-                        self._fitted.setdefault(key, costs.on(file.machine, tuning.machine))
+                        self._fitted.setdefault(_key(kernel), costs.on(file.machine, tuning.machine))
 
     def costs(self, group: TunedGroup | None, members: Sequence[Kernel]) -> tuple[tuple[str, Costs], ...]:
         """The constants of a group's kernels: fitted, or those of a kernel alike, or by a regression.
 
-        Kernels are alike if they have the same tiling and inputs of the same width; what was measured on this
-        GPU model goes before what was measured on another and is scaled to it. The regression is that of
-        the group, or else of a group with inputs of the same width, or else of any. Kernels with a cost
-        formula of their author's are chosen by that unless their group was measured.
+        Kernels are alike if they have the same generator, operation, tiling and kind of sums; what was
+        measured on this GPU model goes before what was measured on another and is scaled to it. The
+        regression is that of the group, or else of a group with the same kind of sums, or else of any.
+        Kernels with a cost formula of their author's are chosen by that unless their group was measured, or
+        each has one alike.
         """
+        if group is None and any(k.cost and _key(k) not in self._fitted for k in members):
+            return ()
         fitted = () if group is None or group.usable_model is None else group.kernels
         found = {kernel.digest: kernel.costs for kernel in fitted if kernel.costs is not None}
         for kernel in members:
             if kernel.digest in found or not Traffic.of(kernel.operands).of_gemm:
                 continue
-            if kernel.cost and group is None:
-                continue
-            bits, tiling = _input_bits(kernel), Tiling.of(kernel)
+            sums, tiling = _Sums.of(kernel), Tiling.of(kernel)
             models = self._models.get(kernel.target, [])
             if group is not None and group.usable_model is not None:
-                models = [(bits, group.usable_model)]
+                models = [(sums, group.usable_model)]
             if models:
-                model = min(models, key=lambda item: item[0] != bits)[1]
-                base = derived(tiling, bits, kernel.target, self._machine)
-                alike = self._fitted.get((kernel.target, tiling, bits))
+                model = min(models, key=lambda item: item[0] != sums)[1]
+                base = derived(tiling, sums.input_bits, kernel.target, self._machine)
+                alike = self._fitted.get(_key(kernel))
                 found[kernel.digest] = alike or model.regression.predict(tiling, base)
         return tuple(sorted(found.items()))
 
 
-def _input_bits(kernel: Kernel) -> int:
-    return DTYPES[kernel.operands[0].dtype].bits
+class _Sums(NamedTuple):
+    """What kind of sums kernels compute: those of one kind take as long with the same tiling.
+
+    ``in_registers`` is true if registers add up what tensor cores summed of 128 of K.
+    """
+
+    input_bits: int
+    in_registers: bool
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> "_Sums":
+        """The kind of a kernel's sums."""
+        factors = any(operand.name == "a_scale" for operand in kernel.operands)
+        return cls(DTYPES[kernel.operands[0].dtype].bits, factors or kernel.accumulation == EXACT)
+
+
+_Key = tuple[str, str, str, Tiling, _Sums]
+
+
+def _key(kernel: Kernel) -> _Key:
+    """What kernels that take as long have in common."""
+    return kernel.target, kernel.generator, kernel.operation, Tiling.of(kernel), _Sums.of(kernel)
 
 
 def _ranked(problem: TunedProblem) -> RankedProblem:

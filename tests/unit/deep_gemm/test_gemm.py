@@ -43,6 +43,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory, launcher_library: bytes) -> 
 def nothing_open(monkeypatch: pytest.MonkeyPatch, claims: None) -> None:
     """No bundle of another test is open, and none is remembered."""
     monkeypatch.setattr(functions, "_serving", {})
+    monkeypatch.setattr(functions, "_expected", {})
     monkeypatch.setattr("cutlass_aot.runtime.bundle_search.opened_bundles", lambda: _opened)
     monkeypatch.setattr("cutlass_aot.runtime.bundle_search.located", list)
     _opened.clear()
@@ -264,22 +265,38 @@ def test_groups_with_transposed_weights(bundles: list[Bundle]) -> None:
         check_groups(transposed, sizes, layout, places, bf16)
 
 
+@pytest.mark.parametrize("expected_m", [0, 8])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_groups_in_a_matrix_each(launched: list[Any], bf16: bool) -> None:
+def test_groups_in_a_matrix_each(bundles: list[Bundle], bf16: bool, expected_m: int) -> None:
     counts = torch.tensor([5, 0, 12], dtype=torch.int32)
     a, b, d = rows(3, 12, K), weights(3, N, K), empty(3, 12, N)
     expected = wide(a) @ wide(b, 128).mT
     if bf16:
         a, b = a[0].bfloat16(), b[0].bfloat16()
         expected = a.double() @ b.double().mT
-        deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, counts, 8)
+        deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, counts, expected_m)
     else:
         # As SGLang calls it.
-        deep_gemm.fp8_m_grouped_gemm_nt_masked(a, b, d, counts, 8)
+        deep_gemm.fp8_m_grouped_gemm_nt_masked(a, b, d, counts, expected_m)
     for group, count in enumerate(counts.tolist()):
         close(d[group, :count], expected[group, :count])
         assert d[group, count:].isnan().all()
-    assert launched[0][-1]["rows"] is counts
+
+
+@pytest.mark.parametrize("present", [16, 4000])
+def test_a_kernel_is_chosen_by_the_rows_that_are_expected(bundles: list[Bundle], present: int) -> None:
+    counts = torch.tensor([5, 7], dtype=torch.int32)
+    a, b, d = rows(2, present, 32), weights(2, N, 32), empty(2, present, N)
+    found = []
+    for expected_m in (5, 6, 60_000, 60_001):
+        deep_gemm.fp8_m_grouped_gemm_nt_masked(a, b, d, counts, expected_m)
+        for group, count in enumerate(counts.tolist()):
+            close(d[group, :count], (wide(a)[group] @ wide(b, 128)[group].T)[:count])
+        *_, kernel = functions._expected.values()
+        found.append(dict(kernel.design)["tile_shape"])
+    assert found[0] == found[1] < found[2]
+    # 60,000 and 60,001 are one to the choice.
+    assert len(functions._expected) == 3
 
 
 def test_calls_of_vllm(bundles: list[Bundle]) -> None:
@@ -335,7 +352,7 @@ def test_each_operation_takes_the_first_bundle_that_has_it(
     for _ in range(2):
         deep_gemm.fp8_gemm_nt(a, b, d)
         deep_gemm.fp8_m_grouped_gemm_nt_masked(
-            rows(1, 9, K), weights(1, N, K), d[None], torch.ones(1).int(), 9
+            rows(1, 9, K), weights(1, N, K), d[None], torch.ones(1).int(), 0
         )
     assert ran == [dense, groups] * 2
     # Remembered: another bundle that is opened takes over nothing but what none served yet.

@@ -187,16 +187,21 @@ def test_a_manifest_refuses_a_cost_model_of_another_formula():
         rankings_of_manifest({"t.json": made[FORMULA - 1]}, objects_of(F16), {})
 
 
-def test_a_group_with_a_cost_formula_takes_no_constants_of_other_groups():
+def test_a_group_with_a_cost_formula_takes_constants_of_other_groups_for_kernels_alike():
     costs = derived(Tiling.of(F16[0].kernel), 16, "sm_90a", Machine(132, 1980, 4917))
     numbers = (0.0,) * len(costs)
     regression = Regression({}, numbers, ((0.0,) * FEATURES,) * len(costs))
     group = tuned_group(F16)
     group = replace(group, kernels=tuple(replace(kernel, costs=costs) for kernel in group.kernels))
     files = {"t.json": tuning([replace(group, model=FittedModel(regression, formula=FORMULA))])}
-    declared = [item._replace(kernel=replace(item.kernel, cost="M")) for item in BF16]
-    assert {ranking.group for ranking in of_manifest(files)} == {F16[0].kernel.group, BF16[0].kernel.group}
-    assert {ranking.group for ranking in of_manifest(files, [*F16, *declared])} == {F16[0].kernel.group}
+    both = {F16[0].kernel.group, BF16[0].kernel.group}
+    assert {ranking.group for ranking in of_manifest(files)} == both
+    for generator, groups in (("", both), ("another", both - {BF16[0].kernel.group})):
+        declared = [
+            item._replace(kernel=replace(item.kernel, cost="M", generator=generator or item.kernel.generator))
+            for item in BF16
+        ]
+        assert {ranking.group for ranking in of_manifest(files, [*F16, *declared])} == groups
 
 
 def test_kernels_that_were_measured_on_another_gpu_alone_are_scaled_to_this_one():

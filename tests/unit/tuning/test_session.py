@@ -11,7 +11,7 @@ from cutlass_aot.schema.kernels.operands import extent_names
 from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.tuning import session
-from cutlass_aot.tuning.rotation import is_plain_gemm
+from cutlass_aot.tuning.rotation import is_gemm
 from cutlass_aot.tuning.session import Skipped, plan, resumed, run
 from tests.support.bundles import designs, entry, write_bundle
 from tests.support.kernels import gemm, operand
@@ -137,7 +137,7 @@ def test_kernels_of_ones_own_are_measured_by_their_extents_where_there_is_a_refe
 
     def problems(operands):
         requested.append(extent_names(operands))
-        return [SMALL] if is_plain_gemm(operands) else [own]
+        return [SMALL] if is_gemm(operands) else [own]
 
     jobs, notes = plan(opened, {}, problems, (9, 0), {"norm": max})
     assert notes == []
@@ -148,7 +148,7 @@ def test_kernels_of_ones_own_are_measured_by_their_extents_where_there_is_a_refe
     assert requested == [["L", "M", "K", "N"], ["T", "H"]]
     _, (note,) = plan(opened, {}, problems, (9, 0))
     assert note.endswith("cannot be checked; its author can declare a reference function")
-    _, (note,) = plan(opened, {}, lambda operands: [SMALL] * is_plain_gemm(operands), (9, 0), {"norm": max})
+    _, (note,) = plan(opened, {}, lambda operands: [SMALL] * is_gemm(operands), (9, 0), {"norm": max})
     assert note.endswith("no problem has its extents, T, H")
 
 
