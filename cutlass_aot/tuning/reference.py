@@ -162,7 +162,8 @@ def scaled(
         # Those of b have its columns first.
         factors = factors.permute([names.index(str(extent)) for extent in operands[position].extents])
         batch, rows, columns = found[position].shape
-        found[position] *= factors[:batch, :rows, :columns]
+        # Not in place: values of this element type are the caller's own.
+        found[position] = found[position] * factors[:batch, :rows, :columns]
     return found[0], found[1]
 
 

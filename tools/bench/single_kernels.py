@@ -19,7 +19,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,10 +107,11 @@ class Problem(NamedTuple):
 
 
 def quack(module: str, name: str) -> Callable[..., Any] | None:
-    """A function of quack; None if it is not installed."""
-    if find_spec("quack") is None:
+    """A function of quack; None if it, or the DSL that it imports, is not installed."""
+    try:
+        found: Callable[..., Any] = getattr(import_module(f"quack.{module}"), name)
+    except ModuleNotFoundError:
         return None
-    found: Callable[..., Any] = getattr(import_module(f"quack.{module}"), name)
     return found
 
 

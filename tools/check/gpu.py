@@ -8,18 +8,13 @@ of an installed one. Exits with 1 if anything failed.
 Every kernel runs on random operands at each size, once. Before each launch the output is poisoned (NaN, or
 a value that no result has), and afterwards it is compared with a float64 product of the same operands:
 exactly for integers, and for floating types by the largest error of any element, relative to the element's
-magnitude plus the root mean square of the product, within
-
-    (unit roundoff of the output) + 4 * sqrt(K) * (roundoff of the accumulation) + 1e-13
-
-The first term bounds the rounding of the result; the second allows for errors of random sign that add up
-along K. Twice this bounds the relative Frobenius norm of the error too. The roundoff of the accumulation is
-the accumulator's, times 4 because tensor cores truncate instead of rounding; for FP8 operands it is 2^-13,
-since Hopper's tensor cores keep about that many bits of their sums (DeepSeek-V3 technical report, section
-3.3.2). Integer operands are even, and so small or sparse that no output overflows.
+magnitude plus the root mean square of the product, within what :mod:`cutlass_aot.tuning.reference` allows.
+Twice that bounds the relative Frobenius norm of the error too. Integer operands are even, and so small or
+sparse that no output overflows.
 
 The best kernel of each group is also launched on a side stream (as torch's current one, and as ``stream=``),
-in a CUDA graph, on padded, broadcast and 2-D operands, and on wrong operands, which it has to refuse.
+in a CUDA graph, on padded, broadcast and 2-D operands, and on wrong operands, which it has to refuse. Scale
+factors are random; grouped kernels are checked by tests/gpu/test_sm90_scaled.py and test_fuzz.py.
 """
 
 from __future__ import annotations
@@ -44,6 +39,9 @@ from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.tuning.reference import is_integer, scaled, tolerance
+from cutlass_aot.tuning.rotation import is_gemm, memory_shape
 from tools.bench.command import markdown
 from tools.bench.machine import about
 
@@ -52,18 +50,6 @@ SIZES = "512x512x512,200x264x136,3x256x384x192"
 
 INTEGER_POISON = -113
 """No multiple of 2, which every result is: integer operands are even."""
-
-UNIT_ROUNDOFF = {
-    "f64": 2.0**-53,
-    "f32": 2.0**-24,
-    "f16": 2.0**-11,
-    "bf16": 2.0**-8,
-    "f8e4m3": 2.0**-4,
-    "f8e5m2": 2.0**-3,
-}
-"""Largest relative error of rounding to nearest."""
-
-FP8_ACCUMULATION = 2.0**-13
 
 Size = tuple[int, int, int, int]
 
@@ -89,26 +75,10 @@ def fit(size: Size, operands: Sequence[OperandConstraint]) -> Size:
     return tuple(extents)  # type: ignore[return-value]
 
 
-def tolerance(operands: Sequence[OperandConstraint], accumulator: str, k: int) -> float:
-    """Bound of the error of an output (see above) for operands a, b and out; 0, exact, for integers."""
-    out = operands[-1].dtype
-    if is_integer(out):
-        return 0.0
-    accumulation = 4 * UNIT_ROUNDOFF[accumulator] if accumulator in UNIT_ROUNDOFF else 0.0
-    if any(operand.dtype.startswith("f8") for operand in operands[:-1]):
-        accumulation = max(accumulation, FP8_ACCUMULATION)
-    return UNIT_ROUNDOFF[out] + 4 * math.sqrt(k) * accumulation + 1e-13
-
-
 def torch_dtype(name: str) -> torch.dtype:
     """The torch element type of this name."""
     dtype: torch.dtype = getattr(torch, DTYPES[name].torch)
     return dtype
-
-
-def is_integer(name: str) -> bool:
-    """Whether an element type is an integer type."""
-    return name not in UNIT_ROUNDOFF
 
 
 def random_matrix(
@@ -179,13 +149,14 @@ class Problem:
     a: torch.Tensor
     b: torch.Tensor
     out: torch.Tensor
+    factors: dict[str, torch.Tensor]
     reference: torch.Tensor
     bound: float
 
     @property
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def operands(self) -> tuple[torch.Tensor, ...]:
         """In the order of the call."""
-        return self.a, self.b, self.out
+        return self.a, self.b, self.out, *self.factors.values()
 
     def error(self) -> torch.Tensor:
         """Error of the output as it stands, on the device: see the module's description."""
@@ -205,7 +176,7 @@ class References:
 
     def get(self, group: GroupEntry, size: Size) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """a, b and their product, float64."""
-        a, b, out = group.operands
+        a, b, out = group.operands[:3]
         integer_out = out.dtype if is_integer(a.dtype) or is_integer(b.dtype) else ""
         key = (a.dtype, b.dtype, integer_out, size)
         if key not in self._values:
@@ -219,18 +190,36 @@ class References:
 
     def problem(self, group: GroupEntry, size: Size, *, padding: int = 0, broadcast: bool = False) -> Problem:
         """Operands laid out for a group. With ``broadcast``, a and b are one matrix for the whole batch."""
-        a, b, out = group.operands
-        size = fit(size, group.operands)
+        a, b, out, *of_blocks = group.operands
+        size = fit(size, group.operands[:3])
         left, right, product = self.get(group, size)
+        factors = {each.name: self.factors(each, size) for each in of_blocks}
         if broadcast:
-            left, right, product = left[:1], right[:1], (left[:1] @ right[:1]).expand_as(product)
+            left, right = left[:1], right[:1]
+            factors = {name: values[:1] for name, values in factors.items()}
+        if broadcast or factors:
+            values = left, right, product, *factors.values()
+            left_scaled, right_scaled = scaled(torch, values, group.operands, "f64")
+            product = (left_scaled @ right_scaled).expand_as(product)
         laid_a, laid_b = lay_out(left, a, padding), lay_out(right, b, padding)
+        laid = {each.name: lay_out(factors[each.name], each, padding) for each in of_blocks}
         if broadcast:
             laid_a, laid_b = laid_a.expand(size[0], -1, -1), laid_b.expand(size[0], -1, -1)
+            laid = {name: values.expand(size[0], -1, -1) for name, values in laid.items()}
         laid_out = lay_out(torch.zeros_like(product), out, padding)
         poison(laid_out)
-        bound = tolerance(group.operands, group.accumulator, size[3])
-        return Problem(size, laid_a, laid_b, laid_out, product, bound)
+        promoted = bool(factors) or group.accumulation == EXACT
+        bound = tolerance(group.operands, group.accumulator, Extents(*size), promoted=promoted)
+        return Problem(size, laid_a, laid_b, laid_out, laid, product, bound)
+
+    def factors(self, constraint: OperandConstraint, size: Size) -> torch.Tensor:
+        """Random scale factors, float64, which f32 holds exactly."""
+        batch, *lying = memory_shape(constraint, Extents(*size))
+        rows, columns = reversed(lying) if constraint.contiguous == -2 else lying
+        generator = torch.Generator(self._where)
+        generator.manual_seed(30_000 + sum(size))
+        shape = batch, rows, columns
+        return torch.rand(shape, generator=generator, device=self._where).add_(0.5).double()
 
 
 @dataclass
@@ -395,17 +384,22 @@ def _ways(
     def by_gemm(row: Row, what: str) -> None:
         for _ in range(2):
             poison(problem.out)
-            bundle.gemm(*problem.operands, accumulator=group.accumulator, accumulation=accumulation)
+            bundle.gemm(
+                *problem.operands[:3],
+                accumulator=group.accumulator,
+                accumulation=accumulation,
+                **problem.factors,
+            )
             compare(row, what)
 
     def wrong(row: Row, what: str) -> None:
-        a, b, out = problem.operands
+        a, b, out, *factors = problem.operands
         shorter = b[:, : b.shape[1] // 2]
         cases = {
-            "another dtype": (a.float() if a.dtype != torch.float32 else a.double(), b, out),
-            "another K": (a, shorter, out),
-            "another rank": (a[0], b, out),
-            "the host": (a.cpu(), b.cpu(), out.cpu()),
+            "another dtype": (a.float() if a.dtype != torch.float32 else a.double(), b, out, *factors),
+            "another K": (a, shorter, out, *factors),
+            "another rank": (a[0], b, out, *factors),
+            "the host": tuple(operand.cpu() for operand in problem.operands),
             "two operands": (a, b),
         }
         for name, operands in cases.items():
@@ -476,7 +470,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         group
         for group in bundle.groups
         # An epilogue's formula is the generator's own: there is no reference for it here.
-        if group.target in targets and group.operation == "gemm" and not group.epilogue
+        if group.target in targets
+        and group.operation == "gemm"
+        and not group.epilogue
+        and is_gemm(group.operands)
     ]
     if not groups:
         print(

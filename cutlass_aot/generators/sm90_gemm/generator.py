@@ -293,7 +293,6 @@ _SCALED_GROUPED = {
     (128, 160, 1, 1): "1x1x1",
     (128, 192, 1, 1): "1x1x1",
     (192, 128, 1, 1): "1x1x1 1x2x1",
-    (256, 128, 1, 1): "1x1x1",
 }
 """The same for groups."""
 
@@ -420,22 +419,26 @@ def _cost_of_groups(operation: str, bits: int) -> str:
     height, width, clusters = "tile_shape_0", "tile_shape_1", "cluster_shape_0 * cluster_shape_1"
     each = f"{height} / cluster_shape_0"
     if operation == MASKED_GROUPED_GEMM:
-        rows = f"M / {ROWS_PER_EXPECTED}"
-        down = f"(ceil({rows} / {each}) + (G - 1) * maximum({rows} / {each} + {times.more}, 1))"
+        of_one, groups = f"M / {ROWS_PER_EXPECTED}", "G"
+        rows = f"G * {of_one}"
+        down = f"(ceil({of_one} / {each}) + (G - 1) * maximum({of_one} / {each} + {times.more}, 1))"
     else:
-        rows = "M / G"
-        down = f"(ceil(M / {each}) + (G - 1) * {times.more})"
+        # No more groups have rows than there are rows.
+        rows, groups = "M", "minimum(G, M)"
+        down = f"(ceil(M / {each}) + ({groups} - 1) * {times.more})"
     blocks = f"{down} * ceil(N / {width} / cluster_shape_1) * {clusters}"
     loads = f"{times.load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
-    groups = f"(1 + {times.one} * {_is_about(height, 64)} - {times.three} * {_is_about(height, 192)})"
-    products = f"{times.product} * {height} * {width} * (1 + {times.exchanged} * swap_operands) * {groups}"
+    warp_groups = f"(1 + {times.one} * {_is_about(height, 64)} - {times.three} * {_is_about(height, 192)})"
+    products = (
+        f"{times.product} * {height} * {width} * {warp_groups} * (1 + {times.exchanged} * swap_operands)"
+    )
     together = f"maximum({loads}, {products}) + {times.less} * minimum({loads}, {products})"
     step = f"({times.step} + {together}) * (1 + {times.shared} * minimum({clusters} - 1, 1))"
     tile = f"({times.tile} + {times.element} * {height} * {width})"
     steps = f"ceil(K / {LINE_BYTES * 8 // bits})"
     compute = f"ceil({blocks} / sm_count) * ({steps} * {step} + {times.turn} * {tile}) + {tile}"
-    moved = f"G * (({rows} + N) * K * {bits // 8} + 2 * {rows} * N)"
-    memory = f"{moved} / ({times.bandwidth * 1000:g} * memory_bandwidth)"
+    moved = f"({rows} + {groups} * N) * K * {bits // 8} + 2 * {rows} * N"
+    memory = f"({moved}) / ({times.bandwidth * 1000:g} * memory_bandwidth)"
     return f"{times.start} + maximum({compute}, {memory}) + {times.hidden} * minimum({compute}, {memory})"
 
 

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.generators.sm90_gemm.generator import SCALES, Sm90Gemm
 from cutlass_aot.schema.bundles.catalog import FileReference, GroupEntry
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import supports
+from cutlass_aot.schema.tuning.ranking import Extents
 from tests.support.kernels import gemm
 
 torch = pytest.importorskip("torch")
@@ -116,14 +120,18 @@ def test_integers_reach_the_ends_of_their_type(references: Any, dtype: str, ends
 
 
 def test_bounds(check_gpu: Any) -> None:
-    def bound(*dtypes: str, k: int = 512) -> float:
+    def bound(*dtypes: str, k: int = 512, promoted: bool = False) -> float:
         *types_, accumulator = dtypes
-        return check_gpu.tolerance(gemm(tuple(types_)).operands, accumulator, k)  # type: ignore[arg-type]
+        operands = gemm(tuple(types_)).operands  # type: ignore[arg-type]
+        return check_gpu.tolerance(operands, accumulator, Extents(1, 64, 64, k), promoted=promoted)
 
     assert bound("i8", "i8", "i32", "i32") == 0
     assert bound("f16", "f16", "f16", "f32") == pytest.approx(2**-11, rel=0.1)
     assert bound("f16", "f16", "f32", "f32") < 1e-4
     assert bound("f8e4m3", "f8e4m3", "f32", "f32") < 0.02
+    # Sums that leave the tensor cores every 128 of K have no larger an error for it.
+    assert bound("f8e4m3", "f8e4m3", "f32", "f32", k=65536) > 0.1
+    assert bound("f8e4m3", "f8e4m3", "f32", "f32", k=65536, promoted=True) < 0.006
     assert bound("f64", "f64", "f64", "f64") < 1e-12
     assert bound("f16", "f16", "f16", "f16") > bound("f16", "f16", "f16", "f32")
 
@@ -187,3 +195,19 @@ def test_used_wrongly(check_gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixt
     assert raised.value.code == 2
     assert check_gpu.main([str(tmp_path)]) == 1
     assert "has no MANIFEST.json" in capsys.readouterr().err
+
+
+def test_factors_are_of_blocks_of_the_operands(check_gpu: Any, references: Any) -> None:
+    asked = Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32", scales=SCALES)
+    kernel, *_ = Sm90Gemm().enumerate(asked, "sm_90a", load_profile("h200"))
+    problem = references.problem(group_of(kernel), (2, 40, 208, 400))
+    factors = problem.factors
+    a, b = check_gpu.scaled(
+        torch, (problem.a, problem.b, problem.out, *factors.values()), kernel.operands, "f64"
+    )
+    # The last block along each extent is a part of one.
+    last = problem.a.double()[1, 39, 384:] * factors["a_scale"][1, 39, 3]
+    assert torch.equal(a[1, 39, 384:], last)
+    last = problem.b.double()[1, 384:, 128:] * factors["b_scale"][1, 1, 3]
+    assert torch.equal(b[1, 384:, 128:], last)
+    torch.testing.assert_close(problem.reference, a @ b)
