@@ -86,7 +86,7 @@ def memory_shape(operand: OperandConstraint, extents: Extents) -> tuple[int, int
 def _value(name: str | int, extents: Extents) -> int:
     relation = extent_of(str(name))
     if relation is None:
-        raise ValueError(f"{name!r} is no extent of a GEMM")
+        raise ValueError(f"{name!r} is not an extent of a GEMM")
     return relation.of(extents.by_name[relation.name])
 
 

@@ -137,7 +137,7 @@ def test_a_file_is_written_as_it_was_read(path: Path) -> None:
 
 def test_constants_serve_the_other_gpu_when_scaled(kernels: dict[str, Kernel]) -> None:
     """Of kernels that were measured on both, by the constants of the one at the problems of the other."""
-    one, other = (read_tuning(path) for path in sorted(FILES.iterdir()))
+    one, other = (read_tuning(FILES / f"nvidia-{gpu}.json") for gpu in ("h100", "h200"))
     for fitted_on, measured_on in ((one, other), (other, one)):
         for group in measured_on.groups:
             (same,) = (g for g in fitted_on.groups if g.digest == group.digest)

@@ -198,8 +198,8 @@ def test_used_wrongly(check_gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_factors_are_of_blocks_of_the_operands(check_gpu: Any, references: Any) -> None:
-    asked = Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32", scales=SCALES)
-    kernel, *_ = Sm90Gemm().enumerate(asked, "sm_90a", load_profile("h200"))
+    requested = Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32", scales=SCALES)
+    kernel, *_ = Sm90Gemm().enumerate(requested, "sm_90a", load_profile("h200"))
     problem = references.problem(group_of(kernel), (2, 40, 208, 400))
     factors = problem.factors
     a, b = check_gpu.scaled(
