@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 from cutlass_aot.errors import DeviceError, TuningError
+from cutlass_aot.generators.device_profiles import load_profile
+from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.generators.sm90_gemm.generator import SCALES, Sm90Gemm
 from cutlass_aot.runtime.bundle import open_bundle
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.kernels.constraints import Scale
 from cutlass_aot.schema.kernels.operands import extent_names
 from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents
 from cutlass_aot.schema.tuning.tuning import TunedProblem
 from cutlass_aot.tuning import session
-from cutlass_aot.tuning.rotation import is_gemm
+from cutlass_aot.tuning.rotation import is_gemm, memory_shape
 from cutlass_aot.tuning.session import Skipped, plan, resumed, run
 from tests.support.bundles import designs, entry, write_bundle
 from tests.support.kernels import gemm, operand
@@ -272,3 +276,20 @@ OTHER = entry(F16[0])._replace(object_sha256=digest(b"other code"))
 def test_a_file_of_something_else_is_refused(bundle, changes, message):
     with pytest.raises(TuningError, match=message):
         resumed(tuning(**changes), tuning(), bundle)
+
+
+def test_a_gemm_may_have_factors_of_blocks():
+    plain = Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32")
+    made = {}
+    for name, problem in (("plain", plain), ("scaled", replace(plain, scales=SCALES))):
+        kernel, *_ = Sm90Gemm().enumerate(problem, "sm_90a", load_profile("h200"))
+        made[name] = kernel.operands
+        assert is_gemm(kernel.operands), name
+    assert memory_shape(made["scaled"][3], Extents(2, 37, 200, 400)) == (2, 4, 37)
+    assert memory_shape(made["scaled"][4], Extents(2, 37, 200, 400)) == (2, 2, 4)
+    # Factors as tensor cores of SM100 read them, an epilogue's row, and groups.
+    swizzled = made["scaled"][3]._replace(scale=Scale("a", 128, "K", "32x4x4"))
+    row = made["scaled"][3]._replace(name="bias", extents=("N",), contiguous=-1)
+    for more in (swizzled, row):
+        assert not is_gemm((*made["plain"], more))
+    assert not is_gemm((made["plain"][0]._replace(extents=("M", "K")), *made["plain"][1:]))
