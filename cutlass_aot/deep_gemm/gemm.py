@@ -20,6 +20,7 @@ else :meth:`cutlass_aot.Bundle.run` raises.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ from cutlass_aot.runtime.launching.tensors import describe_operand
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.kernels.cost import ROWS_PER_EXPECTED
-from cutlass_aot.schema.kernels.operands import OperandDescription, compact_strides, misplaced
+from cutlass_aot.schema.kernels.operands import MAX_EXTENT, OperandDescription, compact_strides, misplaced
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
@@ -431,7 +432,8 @@ def _contiguous(
 
 def _masked(a: Tensor, b: Tensor, d: Tensor, masked_m: Tensor, expected_m: int, **factors: Tensor) -> None:
     _check_shapes("masked_grouped_gemm", a, b, d)
-    _run("masked_grouped_gemm", a, b, d, expected_m, **factors, rows=masked_m)
+    expected = min(int(expected_m or 0), a.shape[1], MAX_EXTENT // ROWS_PER_EXPECTED // 2)
+    _run("masked_grouped_gemm", a, b, d, expected, **factors, rows=masked_m)
 
 
 def _run(operation: str, a: Tensor, w: Tensor, d: Tensor, expected_m: int = 0, **named: Tensor) -> None:
@@ -459,9 +461,11 @@ def _run(operation: str, a: Tensor, w: Tensor, d: Tensor, expected_m: int = 0, *
             _miss(operation, (a, b, d), named, [*reasons, *search.problems])
             return
     if expected_m > 0:
-        _expecting(expected_m, key, bundle, a, b, d, named).launch(a, b, d, *named.values())
-    else:
-        bundle.run(operation, a, b, d, **named)
+        # What it does not take, the bundle may, or it says why not, as the policy wants it.
+        with contextlib.suppress(KernelNotFound, OperandError):
+            _expecting(expected_m, key, bundle, a, b, d, named).launch(a, b, d, *named.values())
+            return
+    bundle.run(operation, a, b, d, **named)
 
 
 def _expecting(

@@ -351,7 +351,7 @@ def _cost(operation: str, bits: int) -> str:
 
 
 def _is_about(height: str, rows: int) -> str:
-    """1 for tiles of so many rows, 0 for those of 64 rows more or less; there are none between."""
+    """1 for tiles of so many rows, 0 for those of 64 rows more or less; exchanged ones may lie between."""
     return f"maximum(1 - maximum({height} - {rows}, {rows} - {height}) / {ROWS}, 0)"
 
 

@@ -85,7 +85,8 @@ def rankings(tuning: Tuning, kernels: Objects, others: Iterable[Tuning] = ()) ->
 
     ``kernels`` are those of the bundle. Those that the file does not name get constants of the cost model
     too: in groups that were measured, and in other groups of GEMMs for the same target, whose rankings have
-    no problems. ``others`` are tuning files of other GPU models, which may have measured such kernels.
+    no problems. ``others`` are other tuning files, of this GPU model first, which may have measured such
+    kernels.
     """
     driver = f", driver {tuning.driver}" if tuning.driver else ""
     origin = f"tuned {tuning.date} on {tuning.gpu}{driver}"
@@ -125,7 +126,7 @@ class _Models:
                 if group.usable_model is None or not own:
                     continue
                 sums, target = _Sums.of(own[0]), own[0].target
-                if file is tuning:
+                if file.gpu == tuning.gpu:
                     self._models.setdefault(target, []).append((sums, group.usable_model))
                 known = {kernel.digest: kernel.costs for kernel in group.kernels}
                 for kernel in own:
@@ -162,19 +163,23 @@ class _Models:
 
 
 class _Sums(NamedTuple):
-    """What kind of sums kernels compute: those of one kind take as long with the same tiling.
+    """What kind of sums kernels compute: those of one kind take about as long with the same tiling.
 
-    ``in_registers`` is true if registers add up what tensor cores summed of 128 of K.
+    ``in_registers`` is true if registers add up what tensor cores summed of 128 of K; then results with an
+    epilogue are stored otherwise than without, which takes longer: ``fused``.
     """
 
     input_bits: int
     in_registers: bool
+    fused: bool
 
     @classmethod
     def of(cls, kernel: Kernel) -> "_Sums":
         """The kind of a kernel's sums."""
         factors = any(operand.name == "a_scale" for operand in kernel.operands)
-        return cls(DTYPES[kernel.operands[0].dtype].bits, factors or kernel.accumulation == EXACT)
+        in_registers = factors or kernel.accumulation == EXACT
+        bits = DTYPES[kernel.operands[0].dtype].bits
+        return cls(bits, in_registers, in_registers and bool(kernel.epilogue))
 
 
 _Key = tuple[str, str, str, Tiling, _Sums]
@@ -245,12 +250,13 @@ def rankings_of_manifest(
         verdict = verdict and sound(tuning) and _fitted_today(tuning)
         if not verdict:
             raise ManifestError(f"select.tuning: {name}: {verdict.reason}")
-        own = rankings(tuning, kernels, [other for other in files.values() if other.gpu != tuning.gpu])
+        others = [other for other in files.values() if other is not tuning]
+        own = rankings(tuning, kernels, sorted(others, key=lambda other: other.gpu != tuning.gpu))
         if not own:
             raise ManifestError(f"select.tuning: {name}: no problem was measured: leave the file out")
         for ranking in own:
             other, known = found.setdefault((ranking.group, ranking.gpu), (name, ranking))
-            if not known.problems:
+            if ranking.problems and not known.problems:
                 # Times go before constants that were taken from another group.
                 found[ranking.group, ranking.gpu] = name, ranking
             elif other != name and ranking.problems:

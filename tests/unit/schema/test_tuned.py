@@ -18,6 +18,7 @@ from tests.support.tunings import GPU, PROBLEM, tuned_group, tuning
 
 F16 = [entry(kernel) for kernel in kernels()]
 BF16 = [entry(kernel) for kernel in kernels(dtypes=("bf16",) * 3)]
+FP8 = [entry(kernel) for kernel in kernels(dtypes=("f8e4m3", "f8e4m3", "bf16"))]
 OTHER_CODE = [item._replace(object_sha256=digest(b"other code")) for item in F16]
 VERSIONS = {"cutlass-aot": "0.2.0", "nvidia-cutlass-dsl": "4.8.2", "toolchain": "cd" * 32}
 
@@ -202,6 +203,28 @@ def test_a_group_with_a_cost_formula_takes_constants_of_other_groups_for_kernels
             for item in BF16
         ]
         assert {ranking.group for ranking in of_manifest(files, [*F16, *declared])} == groups
+
+
+def test_files_of_one_gpu_speak_for_groups_that_neither_measured():
+    """In either order, and whichever of them comes last."""
+    numbers = (0.0,) * len(derived(Tiling.of(F16[0].kernel), 16, "sm_90a", Machine(132, 1980, 4917)))
+    regression = Regression({}, numbers, ((0.0,) * FEATURES,) * len(numbers))
+    files = {}
+    for name, entries, step in (("f16.json", F16, 2.0), ("fp8.json", FP8, 3.0)):
+        costs = derived(Tiling.of(entries[0].kernel), 16, "sm_90a", Machine(132, 1980, 4917))
+        group = tuned_group(entries)
+        measured = tuple(replace(k, costs=costs._replace(step=step)) for k in group.kernels)
+        files[name] = tuning(
+            [replace(group, kernels=measured, model=FittedModel(regression, formula=FORMULA))]
+        )
+    kernels = [*F16, *FP8, *BF16]
+    found = []
+    for order in (files, dict(reversed(files.items()))):
+        (ranking,) = (r for r in of_manifest(order, kernels) if r.group == BF16[0].kernel.group)
+        found.append(ranking.costs)
+    assert found[0] == found[1]
+    # Kernels of the same tiling were measured in the first.
+    assert {costs.step for _, costs in found[0]} == {2.0}
 
 
 def test_kernels_that_were_measured_on_another_gpu_alone_are_scaled_to_this_one():
