@@ -77,6 +77,7 @@ _expected: dict[tuple[Any, ...], KernelHandle] = {}
 """The kernel for groups in a matrix each, by what is served, the shape of B and the expected rows."""
 
 _MOST_EXPECTED = 4096
+"""Entries at which it is emptied: a server expects few numbers of rows."""
 
 # -- dense --------------------------------------------------------------------------------------------------
 
