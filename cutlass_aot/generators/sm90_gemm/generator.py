@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import (
+    CONTIGUOUS_MODES,
     EXTENTS,
     GROUPED_EXTENTS,
     GROUPED_GEMM,
@@ -39,8 +40,15 @@ from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.cost import ROWS_PER_EXPECTED
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.epilogue import COLUMN, MATRIX, NUMBER, ROW, Epilogue, EpilogueOperand
-from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
+from cutlass_aot.schema.kernels.epilogue import (
+    COLUMN,
+    MATRIX,
+    NUMBER,
+    ROW,
+    STORED_DTYPES,
+    Epilogue,
+    EpilogueOperand,
+)
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
@@ -62,7 +70,7 @@ INPUTS = {
     "f8e4m3": ("bf16", "f16", "f32"),
 }
 """Element types of A and B, each with those of the output."""
-FUSED_OUTPUTS = tuple(dtype for dtype in EPILOGUE_DTYPES if dtype != "bool")
+FUSED_OUTPUTS = tuple(dtype for dtype in STORED_DTYPES if dtype != "bool")
 """Element types of the output after an epilogue, whatever A and B are."""
 LAYOUTS = ("tnt", "ttt")
 SCALES = (ScaleRequest("f32", SCALED_BLOCK), ScaleRequest("f32", SCALED_BLOCK, across=SCALED_BLOCK))
@@ -130,7 +138,11 @@ class _Design:
         size = math.prod(self.cluster)
         return {f"max_active_clusters_{size}": device.active_clusters(size)}
 
-    def plan(self, input_bits: int, output_bits: int, fused: bool, active: int) -> Plan:
+    def has_blocks(self, columns: int) -> bool:
+        """Whether threads of one warp hold each block of so many columns of a row, from which they store."""
+        return not self.swap and self.cluster[2] == 1 and self.tile[1] % columns == 0
+
+    def plan(self, input_bits: int, output_bits: int, epilogue: Epilogue | None, active: int) -> Plan:
         tile, cluster = self.tile, self.cluster
         if self.swap:
             tile, cluster = (tile[1], tile[0], tile[2]), (cluster[1], cluster[0], cluster[2])
@@ -143,10 +155,11 @@ class _Design:
             active=active,
             input_bits=input_bits,
             output_bits=output_bits,
-            fused=fused,
+            fused=epilogue is not None,
             scaled=self.scaled,
             exact=self.exact,
             operation=self.operation,
+            block=1 if epilogue is None else epilogue.block,
         )
 
 
@@ -296,6 +309,17 @@ _SCALED_GROUPED = {
 }
 """The same for groups."""
 
+_IN_BLOCKS = {
+    (64, 128, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1",
+}
+"""Further tiles for epilogues with values of blocks of columns, of which a tile has whole ones."""
+
+_IN_BLOCKS_PERSISTENT = {
+    (128, 128, 1, 1): "1x1x1",
+}
+"""The same for many tiles."""
+
 _Table = dict[tuple[int, int, int, int], str]
 _TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, bool, bool], ...]] = {
     (False, False): (
@@ -442,9 +466,15 @@ def _cost_of_groups(operation: str, bits: int) -> str:
     return f"{times.start} + maximum({compute}, {memory}) + {times.hidden} * minimum({compute}, {memory})"
 
 
-def _designs(input_bits: int, scaled: bool, exact: bool, operation: str) -> Iterator[_Design]:
+def _designs(
+    input_bits: int, scaled: bool, exact: bool, operation: str, in_blocks: bool
+) -> Iterator[_Design]:
     line = LINE_BYTES * 8 // input_bits
-    for table, swap, persistent in _TABLES[scaled or exact, operation in GROUPED_EXTENTS]:
+    promoted, groups = scaled or exact, operation in GROUPED_EXTENTS
+    tables = _TABLES[promoted, groups]
+    if in_blocks and not (promoted or groups):
+        tables += (_IN_BLOCKS, False, False), (_IN_BLOCKS_PERSISTENT, False, True)
+    for table, swap, persistent in tables:
         for (m, n, lines, blocks), clusters in table.items():
             for cluster in clusters.split():
                 tile = m, n, lines * line
@@ -466,7 +496,9 @@ class Sm90Gemm:
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.epilogue_functions",
         "cutlass_aot.generators.gemm",
+        "cutlass_aot.generators.sm90_gemm.blocks",
         "cutlass_aot.generators.sm90_gemm.consumer",
+        "cutlass_aot.generators.sm90_gemm.conversions",
         "cutlass_aot.generators.sm90_gemm.epilogue",
         "cutlass_aot.generators.sm90_gemm.generator",
         "cutlass_aot.generators.sm90_gemm.groups",
@@ -482,6 +514,7 @@ class Sm90Gemm:
         "cutlass_aot.generators.sm90_gemm.scaled_mainloop",
         "cutlass_aot.generators.sm90_gemm.schedule",
         "cutlass_aot.generators.sm90_gemm.staged_store",
+        "cutlass_aot.generators.sm90_gemm.statements",
         "cutlass_aot.generators.sm90_gemm.tiles",
         "cutlass_aot.generators.sm90_gemm.tma",
         "cutlass_aot.generators.sm90_gemm.tma_store",
@@ -523,12 +556,13 @@ class Sm90Gemm:
 
 def plan_of(kernel: Kernel) -> Plan:
     """The plan of a kernel, from its design."""
-    problem = problem_of_kernel(kernel, epilogue_of(kernel))
+    epilogue = epilogue_of(kernel)
+    problem = problem_of_kernel(kernel, epilogue)
     bits, output_bits = DTYPES[problem.dtypes[0]].bits, DTYPES[problem.dtypes[-1]].bits
     for design in _offered(problem, kernel.target):
         if _kernel(problem, design, dict(kernel.constants)) == kernel:
             active = sum(dict(kernel.constants).values()) * design.blocks
-            return design.plan(bits, output_bits, bool(kernel.epilogue), active)
+            return design.plan(bits, output_bits, epilogue, active)
     raise GeneratorError(
         f"{Sm90Gemm.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
     )
@@ -539,30 +573,43 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
     if not kernel.epilogue:
         return None
     operands = (
-        EpilogueOperand(operand.name, operand.dtype, operand.extents, written=operand.written)
+        EpilogueOperand(
+            operand.name,
+            operand.dtype,
+            operand.extents,
+            # Everything else is row-major, as the output is.
+            layout=operand.layout if operand.layout == "n" else "",
+            written=operand.written,
+        )
         for operand in kernel.operands[len(EXTENTS) + len(scales_of(kernel)) :]
     )
     return Epilogue(kernel.epilogue, tuple(operands))
 
 
 def _epilogue_constraint(operand: EpilogueOperand) -> OperandConstraint:
-    matrix, number = operand.extents == MATRIX, operand.extents == NUMBER
-    bytes_ = DTYPES[operand.dtype].bytes
+    matrix = operand.extents == MATRIX
+    bits = DTYPES[operand.dtype].bits
     in_vectors = matrix or (operand.extents in (ROW, COLUMN) and not operand.written)
     return OperandConstraint(
         name=operand.name,
         dtype=operand.dtype,
         extents=operand.extents,
-        contiguous=0 if number else -1,
-        divisibility=_ALIGNMENT // bytes_ if matrix else 1,
-        alignment=_ALIGNMENT if in_vectors else bytes_,
+        contiguous=0 if operand.extents == NUMBER else CONTIGUOUS_MODES[operand.layout or "t"],
+        divisibility=_ALIGNMENT * 8 // bits if matrix else 1,
+        alignment=_ALIGNMENT if in_vectors else bits // 8,
         written=operand.written,
     )
 
 
 def _fusible(epilogue: Epilogue) -> bool:
-    """Whether the kernel can compute an epilogue: matrices row-major, and no transports to choose from."""
-    return all(operand.layout in ("", "t") and not operand.transport for operand in epilogue.operands)
+    """Whether the kernel can compute an epilogue: matrices row-major, and no transports to choose from.
+
+    Values of blocks of columns are in either order.
+    """
+    return all(
+        (operand.layout in ("", "t") or operand.block > 1) and not operand.transport
+        for operand in epilogue.operands
+    )
 
 
 def _offered(problem: Problem, target: str) -> Iterator[_Design]:
@@ -591,12 +638,15 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     if groups and (problem.layouts != LAYOUTS[0] or fast or DTYPES[out].bits != 16):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
-    for design in _designs(bits, scaled, exact, problem.operation):
+    block = 1 if problem.epilogue is None else problem.epilogue.block
+    for design in _designs(bits, scaled, exact, problem.operation, block > 1):
         # If columns of B are contiguous, the part of a tile that each block of a cluster loads has to consist
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
             continue
         if wide and design.spills_wide:
+            continue
+        if block > 1 and not design.has_blocks(block):
             continue
         yield design
 

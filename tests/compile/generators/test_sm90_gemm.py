@@ -54,6 +54,27 @@ SCALED_ROWS = parse_epilogue(
     {"scale_a": {"dtype": "f32", "extents": "M"}, "scale_b": {"dtype": "f32", "extents": "N"}},
 )
 FP8 = ("f8e4m3", "f8e4m3", "bf16")
+QUANTIZED = {
+    "f8e4m3": (
+        "x = silu(accum + bias); scale = max(abs(x)) / 448; D = x / scale",
+        {"scale": {"extents": "MN/128", "layout": "n"}, "bias": {"extents": "N"}},
+    ),
+    "f4e2m1": (
+        "x = accum / whole; scale = max(abs(x)) / 6; D = x / scale",
+        {"scale": {"extents": "MN/16", "dtype": "f8e4m3"}},
+    ),
+    "bf16": (
+        "scale = max(abs(accum)) / 448; D = accum / scale",
+        {"scale": {"extents": "MN/32", "dtype": "f8e8m0"}},
+    ),
+}
+
+
+def quantized(out: str) -> Problem:
+    """A GEMM with a scale for each block of columns."""
+    return Problem("gemm", ("bf16", "bf16", out), "tnt", "f32", epilogue=parse_epilogue(*QUANTIZED[out]))
+
+
 CASES = (
     # Exchanged operands, a sum over a cluster, two blocks a multiprocessor.
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "8x64x128", "1x1x8", False),
@@ -90,6 +111,10 @@ CASES = (
         ),
         "8x64x256", "1x1x4", False,
     ),
+    # Scales of blocks of columns: of a persistent kernel, and others.
+    (quantized("f8e4m3"), "128x128x64", "1x1x1", True),
+    (quantized("f4e2m1"), "192x144x64", "1x2x1", True),
+    (quantized("bf16"), "64x96x64", "1x1x1", False),
     # Scale factors: products of two tiles along K at once; twice 64 rows one after the other, and three warp
     # groups, of which TMA stores the results; two blocks a multiprocessor that hand over registers; few rows.
     (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "128x128x128", "1x1x1", False),
@@ -248,6 +273,20 @@ def test_reductions_are_atomic_operations_after_exchanges_in_a_warp(
             assert re.search(rf"\bREDG?\.E\.{operation}", code), (kernel.name, operation)
         assert "F2FP.SATFINITE.E4M3.F32.PACK_AB" in code, kernel.name
         assert "SHFL.BFLY" in code
+
+
+def test_scales_of_blocks_are_exchanged_within_a_warp_and_stored_once(
+    objects: list[tuple[Kernel, bytes]],
+) -> None:
+    scaled = [(kernel, data) for kernel, data in objects if plan_of(kernel).block > 1]
+    assert len(scaled) == len(QUANTIZED)
+    for kernel, data in scaled:
+        plan, code = plan_of(kernel), listing(data)
+        assert not re.search(r"[*]/\s+(@!?U?P\d+ )?(RED|REDG|ATOM|ATOMG)\b", code), kernel.name
+        # A thread has a fourth of each of its blocks, and four neighbours of a row at a time.
+        blocks = plan.totals * 4 // plan.block
+        assert len(re.findall(r"\bSHFL\.BFLY\b", code)) == plan.totals // 2 + 2 * blocks, kernel.name
+        assert len(re.findall(r"\bSTG\b", code)) == plan.totals // 4 + blocks, kernel.name
 
 
 def _compile_main(folder: Path) -> None:

@@ -248,6 +248,110 @@ def test_a_reduction_is_not_read_again():
     assert "read before it is assigned" in refused("D = accum / total; total = sum(accum)", operands)
 
 
+# ---- a value for each block of columns -------------------------------------------------------------------
+
+SCALE = {"scale": {"extents": "MN/128"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        (
+            "x = silu(accum); scale = max(abs(x)) / 448; D = x / scale",
+            "scale = max(abs(silu(accum))) / 448.0; D = silu(accum) / scale",
+        ),
+        ("scale = max(accum); D = accum / scale", "scale = max(accum); D = accum / scale"),
+        # Where nothing reads it, D comes first, as with other outputs.
+        ("scale = max(accum) * 2; D = accum", "D = accum; scale = max(accum) * 2.0"),
+        (
+            "scale = maximum(max(accum), -min(accum)) + 1e-5; t = 1 / scale; D = accum * t",
+            "scale = maximum(max(accum), -min(accum)) + 1e-05; D = 1.0 / scale * accum",
+        ),
+    ],
+)
+def test_the_value_of_a_block_is_read_under_its_own_name(text: str, canonical: str) -> None:
+    epilogue = parse_epilogue(text, SCALE)
+    assert epilogue.formula == canonical
+    assert parse_epilogue(canonical, SCALE) == epilogue
+    # A query knows the names alone, also those of what is read.
+    assert canonical_formula(text, ("scale", "bias")) == canonical
+    (scale,) = epilogue.operands
+    assert (scale.extents, scale.block, scale.written) == (("L", "M", "N / 128"), 128, True)
+    assert epilogue.block == 128
+    assert [str(statement) for statement in epilogue.statements] == canonical.split("; ")
+
+
+def test_an_epilogue_without_blocks_has_blocks_of_one_column() -> None:
+    assert parse_epilogue("D = accum + bias", {"bias": {"extents": "N"}}).block == 1
+
+
+@pytest.mark.parametrize("columns", [16, 32, 128])
+@pytest.mark.parametrize("dtype", ["f32", "f8e8m0", "f8e4m3"])
+@pytest.mark.parametrize("layout", ["t", "n"])
+def test_values_of_blocks_have_these_types_and_layouts(columns: int, dtype: str, layout: str) -> None:
+    declared = {"scale": {"extents": f"MN/{columns}", "dtype": dtype, "layout": layout}}
+    (operand,) = parse_epilogue("scale = max(accum); D = accum / scale", declared).operands
+    assert (operand.block, operand.dtype, operand.layout) == (columns, dtype, layout)
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "message"),
+    [
+        ("scale = accum; D = accum", {}, "so its right side has to have sum(), max() or min() of something"),
+        ("D = accum / scale", {}, "scale is read and never assigned"),
+        ("D = accum / scale; scale = max(accum)", {}, "scale is read before it is assigned"),
+        ("scale = max(accum) * accum; D = accum", {}, "accum has several values in a block of columns"),
+        ("scale = max(accum) * v; D = accum", {"v": {"extents": "N"}}, "v has several values in a block"),
+        ("scale = rotate_every_two(max(accum)); D = accum", {}, "rotate_every_two() is of two columns"),
+        ("scale = max(max(accum)); D = accum", {}, "max() can only be all of the right side"),
+        ("scale = max(accum, 1); D = accum", {}, "max() takes one expression"),
+        ("scale = 1 + max(accum, 1); D = accum", {}, "max() takes one expression"),
+        ("t = max(accum); scale = t / 2; D = accum", {}, "declare 't' as an operand"),
+        ("t = max(accum) / 2; scale = max(accum); D = t", {}, "max() can only be all of the right side"),
+        ("scale = max(accum); D = max(accum)", {}, "D is a matrix"),
+        ("scale = max(accum); D = accum / max(accum)", {}, "max() can only be all of the right side"),
+        (
+            "scale = max(accum); D = accum",
+            {"scale": {**SCALE["scale"], "dtype": "bf16"}},
+            "expected one of f32",
+        ),
+        (
+            "scale = max(accum); D = accum; F = accum / 2",
+            {"F": {"extents": "MN", "dtype": "f8e8m0"}},
+            "a matrix of f8e8m0",
+        ),
+        (
+            "scale = max(accum); D = accum * C",
+            {"C": {"extents": "MN", "dtype": "f4e2m1"}},
+            "is written alone",
+        ),
+        ("scale = max(accum); r = max(accum) / 2; D = accum", {"r": {"extents": "M"}}, "more than a block"),
+        (
+            "scale = max(accum); r = max(accum); D = accum / r",
+            {"r": {"extents": "M"}},
+            "r is a reduction: its value is known after the last tile alone",
+        ),
+        (
+            "scale = max(accum); other = min(accum); D = accum",
+            {"other": {"extents": "MN/32"}},
+            "blocks of 32 columns (other) and 128 columns (scale)",
+        ),
+        (
+            "scale = max(accum); other = min(accum / scale); D = accum",
+            {"other": {"extents": "MN/128"}},
+            "scale is a value of a block itself",
+        ),
+        (
+            "scale = max(accum); D = accum",
+            {"scale": {**SCALE["scale"], "transport": "tma"}},
+            "only a matrix or a vector has one",
+        ),
+    ],
+)
+def test_mistakes_with_blocks_are_named(text: str, more: dict[str, dict[str, str]], message: str) -> None:
+    assert message in refused(text, {**SCALE, **more})
+
+
 # Random formulas. An expression is a tuple: ("name", x), ("number", x), or (operation, arguments...).
 
 NAMES = ("accum", "x", "y", "C")
