@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.conftest import REPOSITORY, opened
+from tests.gpu.test_sm90_scaled import MANY, SIZES
 from tools.bench.experts import wide
 
 torch = pytest.importorskip("torch")
@@ -29,6 +30,11 @@ BIAS = (
 )
 MXFP8 = "scale = max(abs(accum)) / 448.0; D = accum / scale"
 NVFP4 = "scale = max(abs(accum / whole)) / 6.0; D = accum / whole / scale"
+GATED = "scale = max(abs(silu(gate) * accum)) / 448.0; D = silu(gate) * accum / scale"
+GENERAL = (
+    "D = accum * share + C; all = max(abs(accum * share + C)); by_column = sum(accum * share + C); "
+    "by_row = max(accum * share + C)"
+)
 
 PROBLEMS = (
     (1, 1, 16, 64), (1, 7, 144, 128), (2, 333, 2064, 528), (1, 64, 4096, 1024), (3, 130, 64, 256),
@@ -40,7 +46,7 @@ at the end more tiles than fit at once."""
 HALF_STEP, LEAST_STEP = 2.0**-4, 2.0**-10
 """Of f8e4m3: half of the distance to a neighbour, relative; below the normal numbers, absolute."""
 
-SILU_ERROR = 1e-4
+F32_ERROR = 1e-4
 """What silu in f32 may lose, and sums of FP8 on tensor cores, relative to the largest of a block."""
 
 
@@ -97,6 +103,20 @@ def fp8(values: Any) -> Any:
     return values.clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
+def check_fp8(out: Any, scale: Any, x: Any, case: Any) -> None:
+    """Whether FP8 with scales of 128 columns is as near to ``x``, in f64, as it can be."""
+    largest, n = largest_of_blocks(x, 128), x.shape[-1]
+    zeros = largest == 0
+    assert bool((scale[zeros] == 2.0**-126).all()), case
+    off = (scale.double() * 448 - largest).abs() - F32_ERROR * largest
+    assert bool((off[~zeros] <= 0).all()), case
+    step, value = of_elements(scale, 128, n).double(), out.double()
+    bound = HALF_STEP * x.abs() + LEAST_STEP * step + F32_ERROR * of_elements(largest, 128, n)
+    assert bool(((value * step - x).abs() <= (1 + 2.0**-7) * bound).all()), case
+    # The largest of each block is the largest number that there is.
+    assert bool((largest_of_blocks(value, 128)[~zeros] == 448).all()), case
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
 def test_every_kernel_with_fp8_and_scales_of_128_columns(bundle, dtype):
     kernels = bundle.kernels(dtypes=f"{dtype}.{dtype}.f8e4m3.f32", epilogue=SILU)
@@ -105,7 +125,6 @@ def test_every_kernel_with_fp8_and_scales_of_128_columns(bundle, dtype):
     for batch, m, n, k in PROBLEMS:
         a, w, product = operands(batch, m, n, k, kind)
         x = torch.nn.functional.silu(product)
-        largest = largest_of_blocks(x, 128)
         for kernel in kernels:
             case = kernel.name, batch, m, n, k
             found = []
@@ -117,16 +136,8 @@ def test_every_kernel_with_fp8_and_scales_of_128_columns(bundle, dtype):
             (out, scale), (again, scale_again) = found
             assert same_bits(out, again), case
             assert same_bits(scale, scale_again), case
-            zeros = largest == 0
-            assert bool(zeros.any()), case
-            assert bool((scale[zeros] == 2.0**-126).all()), case
-            off = (scale.double() * 448 - largest).abs() - SILU_ERROR * largest
-            assert bool((off[~zeros] <= 0).all()), case
-            step, value = of_elements(scale, 128, n).double(), out.double()
-            bound = HALF_STEP * x.abs() + LEAST_STEP * step + SILU_ERROR * of_elements(largest, 128, n)
-            assert bool(((value * step - x).abs() <= (1 + 2.0**-7) * bound).all()), case
-            # The largest of each block is the largest number that there is.
-            assert bool((largest_of_blocks(value, 128)[~zeros] == 448).all()), case
+            assert bool((largest_of_blocks(x, 128) == 0).any()), case
+            check_fp8(out, scale, x, case)
 
 
 def test_every_kernel_with_a_bound_a_bias_and_the_largest_of_all(bundle):
@@ -199,6 +210,170 @@ def test_every_kernel_with_nvfp4(bundle):
             kernel.launch(a, w.transpose(1, 2), out.view(torch.float4_e2m1fn_x2), scale, whole)
             assert same_bits(scale, scales), case
             assert torch.equal(out, expected), case
+
+
+# ---- of kernels with scale factors, and of groups --------------------------------------------------------
+
+
+def scaled_operands(m: int, n: int, k: int, a: tuple[int, ...], b: tuple[int, ...]) -> Any:
+    """A, the weights, their factors, powers of two, and both as they are meant, in f64."""
+    x, w = whole_numbers(*a, m, k), whole_numbers(*b, n, k)
+    x[..., m // 2, :], w[..., :16, :] = 0, 0
+    blocks = -(-k // 128)
+    factors = [
+        2.0 ** torch.randint(-1, 2, shape, device="cuda").float()
+        for shape in ((*a, blocks, m + 3), (*b, -(-n // 128), blocks))
+    ]
+    factors[0] = factors[0][..., :m].transpose(-1, -2)
+    x, w = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    return x, w, factors, wide(torch, x, factors[0]).double(), wide(torch, w, factors[1]).double()
+
+
+def test_every_kernel_with_factors_into_fp8_with_scales(bundle):
+    kernels = bundle.kernels(dtypes="f8e4m3.f8e4m3.f8e4m3.f32.f32.f32", operation="gemm", epilogue=SILU)
+    assert len(kernels) > 3
+    for batch, m, n, k in PROBLEMS:
+        a, w, factors, wide_a, wide_w = scaled_operands(m, n, k, (batch,), (batch,))
+        x = torch.nn.functional.silu(wide_a @ wide_w.transpose(1, 2))
+        for kernel in kernels:
+            out = torch.full((batch, m, n), math.nan, device="cuda").to(torch.float8_e4m3fn)
+            scale = columns_first(batch, m, -(-n // 128))
+            kernel.launch(a, w.transpose(1, 2), out, *factors, scale)
+            check_fp8(out, scale, x, (kernel.name, batch, m, n, k))
+
+
+def padded(values: Any, rows: int) -> Any:
+    """With rows of NaN behind them."""
+    return torch.nn.functional.pad(values, (0, 0, 0, rows), value=math.nan)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_kernel_of_groups_into_fp8_with_scales(bundle, sizes):
+    n, k, behind, total = 2320 if sizes == MANY else 336, 592, 9, sum(sizes)
+    ends = torch.tensor(sizes).cumsum(0).int().cuda()
+    a, w, factors, wide_a, wide_w = scaled_operands(total + behind, n, k, (), (len(sizes),))
+    gate = padded(torch.randint(-3, 4, (total, n), device="cuda").float(), behind).bfloat16()
+    parts = zip(wide_a[:total].split(sizes), wide_w, strict=True)
+    product = torch.cat([part @ weight.T for part, weight in parts])
+    x = torch.nn.functional.silu(gate[:total].double()) * product
+    kernels = bundle.kernels(operation="grouped_gemm", epilogue=GATED)
+    assert len(kernels) > 3
+    for kernel in kernels:
+        out = torch.full((total + behind, n), math.nan, device="cuda").to(torch.float8_e4m3fn)
+        scale = columns_first(1, total + behind, -(-n // 128))[0]
+        kernel.launch(a, w.transpose(1, 2), out, *factors, gate, scale, ends)
+        check_fp8(out[:total], scale[:total], x, kernel.name)
+        assert bool(out[total:].float().isnan().all()), kernel.name
+        assert bool(scale[total:].isnan().all()), kernel.name
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_kernel_of_groups_in_a_matrix_each_into_fp8_with_scales(bundle, sizes):
+    n, k, most = 2320 if sizes == MANY else 208, 528, max(sizes) + 5
+    counts = torch.tensor(sizes, device="cuda").int()
+    a, w, factors, wide_a, wide_w = scaled_operands(most, n, k, (len(sizes),), (len(sizes),))
+    gate = torch.randint(-3, 4, (len(sizes), most, n), device="cuda").bfloat16()
+    for matrix, size in zip(gate, sizes, strict=True):
+        matrix[size:] = math.nan
+    kernels = bundle.kernels(operation="masked_grouped_gemm", epilogue=GATED)
+    assert len(kernels) > 3
+    for kernel in kernels:
+        out = torch.full((len(sizes), most, n), math.nan, device="cuda").to(torch.float8_e4m3fn)
+        scale = columns_first(len(sizes), most, -(-n // 128))
+        kernel.launch(a, w.transpose(1, 2), out, *factors, gate, scale, counts)
+        for group, size in enumerate(sizes):
+            product = wide_a[group, :size] @ wide_w[group].T
+            x = torch.nn.functional.silu(gate[group, :size].double()) * product
+            check_fp8(out[group, :size], scale[group, :size], x, (kernel.name, group))
+            assert bool(out[group, size:].float().isnan().all()), kernel.name
+            assert bool(scale[group, size:].isnan().all()), kernel.name
+
+
+class General:
+    """Operands and outputs of :data:`GENERAL`, whose values are whole numbers or halves."""
+
+    def __init__(self, rows: int, n: int, shape: tuple[int, ...]) -> None:
+        self.share = 2.0 ** torch.randint(-1, 2, (rows,), device="cuda").float()
+        self.C = torch.randint(-9, 10, (*shape, n), device="cuda").bfloat16()
+        self.out = torch.full((*shape, n), math.nan, device="cuda").bfloat16()
+        self.all = torch.full((1,), -math.inf, device="cuda")
+        self.by_column = torch.zeros(n, device="cuda")
+        self.by_row = torch.full((rows,), -math.inf, device="cuda")
+
+    def operands(self) -> tuple[Any, ...]:
+        return self.C, self.all, self.by_column, self.by_row, self.share
+
+    def check(self, parts: Any, case: Any) -> None:
+        """Against products of parts of the rows, each with its place in the output and its rows' numbers."""
+        largest, by_column = -math.inf, torch.zeros_like(self.by_column).double()
+        by_row = torch.full_like(self.by_row, -math.inf).double()
+        untouched = torch.ones_like(self.out[..., 0], dtype=torch.bool)
+        for place, rows, product in parts:
+            x = product * self.share[rows].double()[:, None] + self.C[place].double()
+            assert torch.equal(self.out[place], x.float().bfloat16()), case
+            untouched[place] = False
+            if x.numel():
+                largest = max(largest, float(x.abs().max()))
+                by_column += x.sum(0)
+                by_row[rows] = torch.maximum(by_row[rows], x.amax(1))
+        assert bool(self.out[untouched].isnan().all()), case
+        assert float(self.all) == largest, case
+        assert torch.equal(self.by_row.double(), by_row), case
+        assert torch.equal(self.by_column.double(), by_column), case
+
+
+def test_every_kernel_with_factors_and_any_epilogue(bundle):
+    kernels = bundle.kernels(operation="gemm", epilogue=GENERAL)
+    assert len(kernels) > 15
+    for batch, m, n, k in PROBLEMS:
+        a, w, factors, wide_a, wide_w = scaled_operands(m, n, k, (batch,), (batch,))
+        products = wide_a @ wide_w.transpose(1, 2)
+        for kernel in kernels:
+            general = General(m, n, (batch, m))
+            kernel.launch(a, w.transpose(1, 2), general.out, *factors, *general.operands())
+            parts = [(index, slice(None), products[index]) for index in range(batch)]
+            general.check(parts, (kernel.name, batch, m, n, k))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_kernel_of_groups_and_any_epilogue(bundle, sizes):
+    n, k, behind, total = 2312 if sizes == MANY else 328, 592, 9, sum(sizes)
+    ends = torch.tensor(sizes).cumsum(0).int().cuda()
+    a, w = whole_numbers(total + behind, k), whole_numbers(len(sizes), n, k)
+    parts, first = [], 0
+    for size, weight in zip(sizes, w, strict=True):
+        rows = slice(first, first + size)
+        parts.append((rows, rows, a[rows].double() @ weight.double().T))
+        first += size
+    kernels = bundle.kernels(operation="grouped_gemm", epilogue=GENERAL)
+    assert len(kernels) > 5
+    for kernel in kernels:
+        general = General(total + behind, n, (total + behind,))
+        general.C[total:], general.share[total:] = math.nan, math.nan
+        operands = a.bfloat16(), w.bfloat16().transpose(1, 2), general.out
+        kernel.launch(*operands, *general.operands(), ends)
+        general.check(parts, kernel.name)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_kernel_of_groups_in_a_matrix_each_and_any_epilogue(bundle, sizes):
+    n, k, most = 2312 if sizes == MANY else 200, 528, max(sizes) + 5
+    counts = torch.tensor(sizes, device="cuda").int()
+    a, w = whole_numbers(len(sizes), most, k), whole_numbers(len(sizes), n, k)
+    parts = [
+        ((group, slice(size)), slice(size), a[group, :size].double() @ w[group].double().T)
+        for group, size in enumerate(sizes)
+    ]
+    kernels = bundle.kernels(operation="masked_grouped_gemm", epilogue=GENERAL)
+    assert len(kernels) > 5
+    for kernel in kernels:
+        general = General(most, n, (len(sizes), most))
+        for matrix, size in zip(general.C, sizes, strict=True):
+            matrix[size:] = math.nan
+        general.share[max(sizes) :] = math.nan
+        operands = a.bfloat16(), w.bfloat16().transpose(1, 2), general.out
+        kernel.launch(*operands, *general.operands(), counts)
+        general.check(parts, kernel.name)
 
 
 def test_one_output_is_the_next_ones_operand(bundle, capability):

@@ -36,7 +36,7 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     make_plan,
 )
 from cutlass_aot.schema.kernels.accumulation import EXACT
-from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint
 from cutlass_aot.schema.kernels.cost import ROWS_PER_EXPECTED
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -49,6 +49,7 @@ from cutlass_aot.schema.kernels.epilogue import (
     Epilogue,
     EpilogueOperand,
 )
+from cutlass_aot.schema.kernels.epilogue import EXTENTS as EPILOGUE_EXTENTS
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
@@ -572,28 +573,45 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
     """The epilogue of a kernel, from its text and its operands."""
     if not kernel.epilogue:
         return None
+    first = len(EXTENTS) + len(scales_of(kernel))
     operands = (
         EpilogueOperand(
             operand.name,
             operand.dtype,
-            operand.extents,
+            _IN_EPILOGUE[kernel.operation, operand.extents],
             # Everything else is row-major, as the output is.
             layout=operand.layout if operand.layout == "n" else "",
             written=operand.written,
         )
-        for operand in kernel.operands[len(EXTENTS) + len(scales_of(kernel)) :]
+        for operand in kernel.operands[
+            first : len(kernel.operands) - len(group_constraints(kernel.operation))
+        ]
     )
     return Epilogue(kernel.epilogue, tuple(operands))
 
 
-def _epilogue_constraint(operand: EpilogueOperand) -> OperandConstraint:
+def _in_call(extents: tuple[str | int, ...], operation: str) -> tuple[str | int, ...]:
+    """Extents of an operand of an epilogue where a GEMM is of groups: its matrices are as the output is."""
+    batch = GROUPED_EXTENTS.get(operation, EXTENTS)["out"][:-2]
+    return (*batch, *extents[1:]) if extents[:1] == (BATCH,) else extents
+
+
+_IN_EPILOGUE = {
+    (operation, _in_call(extents, operation)): extents
+    for operation in (*GROUPED_EXTENTS, "gemm")
+    for extents in EPILOGUE_EXTENTS.values()
+}
+"""Extents of operands of an epilogue by the operation and the extents of a call."""
+
+
+def _epilogue_constraint(operand: EpilogueOperand, operation: str) -> OperandConstraint:
     matrix = operand.extents == MATRIX
     bits = DTYPES[operand.dtype].bits
     in_vectors = matrix or (operand.extents in (ROW, COLUMN) and not operand.written)
     return OperandConstraint(
         name=operand.name,
         dtype=operand.dtype,
-        extents=operand.extents,
+        extents=_in_call(operand.extents, operation),
         contiguous=0 if operand.extents == NUMBER else CONTIGUOUS_MODES[operand.layout or "t"],
         divisibility=_ALIGNMENT * 8 // bits if matrix else 1,
         alignment=_ALIGNMENT if in_vectors else bits // 8,
@@ -628,14 +646,15 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     if problem.layouts not in (LAYOUTS if bits == 16 else LAYOUTS[:1]):
         return
     scaled = problem.scales != (None, None)
-    if scaled and (problem.scales != SCALES or bits != 8 or out == "f16" or problem.epilogue is not None):
+    plain = problem.epilogue is None
+    if scaled and (problem.scales != SCALES or bits != 8 or (plain and out == "f16")):
         return
     exact = not scaled and problem.accumulation == EXACT and has_fast_sums(problem, target)
     groups = problem.operation in GROUPED_EXTENTS
-    if problem.epilogue is not None and (groups or not _fusible(problem.epilogue)):
+    if problem.epilogue is not None and not _fusible(problem.epilogue):
         return
     fast = bits == 8 and not (scaled or exact)
-    if groups and (problem.layouts != LAYOUTS[0] or fast or DTYPES[out].bits != 16):
+    if groups and (problem.layouts != LAYOUTS[0] or fast or (plain and DTYPES[out].bits != 16)):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
     block = 1 if problem.epilogue is None else problem.epilogue.block
@@ -651,17 +670,27 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         yield design
 
 
+def _operands(problem: Problem) -> Iterator[OperandConstraint]:
+    yield from constraints(problem, _ALIGNMENT)
+    own = scale_constraints(problem, _FACTOR_BYTES), group_constraints(problem.operation)
+    names = {operand.name for operands in own for operand in operands}
+    yield from own[0]
+    for operand in problem.epilogue.operands if problem.epilogue else ():
+        if operand.name in names:
+            raise GeneratorError(
+                f"the epilogue has an operand {operand.name!r}, and {problem.operation} has one of its own: "
+                f"expected a name other than {' and '.join(sorted(names))}"
+            )
+        yield _epilogue_constraint(operand, problem.operation)
+    yield from own[1]
+
+
 def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> Kernel:
     epilogue = problem.epilogue
     return Kernel.make(
         operation=problem.operation,
         generator=Sm90Gemm.name,
-        operands=(
-            *constraints(problem, _ALIGNMENT),
-            *scale_constraints(problem, _FACTOR_BYTES),
-            *(map(_epilogue_constraint, epilogue.operands) if epilogue else ()),
-            *group_constraints(problem.operation),
-        ),
+        operands=tuple(_operands(problem)),
         accumulator=problem.accumulator,
         epilogue="" if epilogue is None else epilogue.formula,
         design=design.values(),

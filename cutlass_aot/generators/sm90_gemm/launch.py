@@ -19,6 +19,7 @@ from cutlass_aot.generators.sm90_gemm.plan import MAX_GRID_YZ, ROWS
 from cutlass_aot.generators.sm90_gemm.tiles import tiles_of
 from cutlass_aot.generators.sm90_gemm.tma import shared_layout, tma_load
 from cutlass_aot.generators.sm90_gemm.tma_store import tma_store
+from cutlass_aot.schema.kernels.constraints import BATCH
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -55,6 +56,10 @@ def gemm(
         *operands, groups = operands
         if cutlass.const_expr(plan.operation == GROUPED_GEMM):
             a, out = one_batch(a), one_batch(out)
+            operands = [
+                one_batch(given) if operand.extents[:1] == (BATCH,) else given
+                for operand, given in zip(epilogue.operands if epilogue else (), operands, strict=True)
+            ]
     operands = [dsl.as_bytes(operand) for operand in operands]
     left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
     right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))

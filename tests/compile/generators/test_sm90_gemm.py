@@ -25,6 +25,7 @@ from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.listings import listing
+from tests.support.replace import replace
 
 pytestmark = pytest.mark.compile
 
@@ -135,6 +136,19 @@ CASES = (
     (Problem("grouped_gemm", ("f16", "f16", "f16"), "tnt", "f32"), "128x128x64", "1x2x1", True),
     (Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "16x128x128", "1x1x1", True),
     (Problem("grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "128x160x128", "1x1x1", True),
+    # The same with epilogues: operands and outputs of groups; scales from sums with scale factors.
+    (
+        Problem("grouped_gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
+        "128x128x64", "1x2x1", True,
+    ),
+    (
+        Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES, epilogue=EPILOGUE),
+        "16x128x128", "1x1x1", True,
+    ),
+    (
+        replace(quantized("f8e4m3"), dtypes=("f8e4m3",) * 3, scales=SCALES),
+        "128x128x128", "1x1x1", False,
+    ),
 )  # fmt: skip
 
 
@@ -279,7 +293,7 @@ def test_scales_of_blocks_are_exchanged_within_a_warp_and_stored_once(
     objects: list[tuple[Kernel, bytes]],
 ) -> None:
     scaled = [(kernel, data) for kernel, data in objects if plan_of(kernel).block > 1]
-    assert len(scaled) == len(QUANTIZED)
+    assert len(scaled) == len(QUANTIZED) + 1
     for kernel, data in scaled:
         plan, code = plan_of(kernel), listing(data)
         assert not re.search(r"[*]/\s+(@!?U?P\d+ )?(RED|REDG|ATOM|ATOMG)\b", code), kernel.name

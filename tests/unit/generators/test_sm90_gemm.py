@@ -131,6 +131,11 @@ EPILOGUE = parse_epilogue(
 )
 
 
+QUANTIZED = parse_epilogue(
+    "scale = max(abs(accum)) / 448; D = accum / scale", {"scale": {"extents": "MN/128", "layout": "n"}}
+)
+
+
 def test_operands_of_an_epilogue(device: DeviceProfile) -> None:
     found = list(Sm90Gemm().enumerate(replace(PROBLEM, epilogue=EPILOGUE), "sm_90a", device))
     assert found
@@ -220,11 +225,7 @@ def test_scales_of_blocks_have_tiles_of_whole_blocks(
 
 def test_the_scales_of_an_output_are_those_that_the_next_gemm_takes(device: DeviceProfile) -> None:
     """Its a is the output, its a_scale the scale: the same extents but for their names, the same layout."""
-    epilogue = parse_epilogue(
-        "scale = max(abs(accum)) / 448; D = accum / scale", {"scale": {"extents": "MN/128", "layout": "n"}}
-    )
-    fp8 = ("f8e4m3", "f8e4m3", "f8e4m3")
-    quantized = replace(PROBLEM, dtypes=fp8, epilogue=epilogue)
+    quantized = replace(PROBLEM, dtypes=("f8e4m3", "f8e4m3", "f8e4m3"), epilogue=QUANTIZED)
     first = next(iter(Sm90Gemm().enumerate(quantized, "sm_90a", device)))
     scaled = replace(PROBLEM, dtypes=("f8e4m3", "f8e4m3", "bf16"), scales=SCALES)
     second = next(iter(Sm90Gemm().enumerate(scaled, "sm_90a", device)))
@@ -273,6 +274,59 @@ def test_what_a_scale_and_its_elements_share_is_computed_once() -> None:
     by_name = {statement.name: statement.expression for statement in epilogue.statements}
     assert names_in(with_shared(by_name["D"], shared)) == {"silu(accum + bias)", "scale"}
     assert names_in(with_shared(by_name["F"], shared)) == {"accum + bias"}
+
+
+GROUPED = (
+    ("grouped_gemm", ("M", "N"), "offsets"),
+    ("masked_grouped_gemm", ("G", "M", "N"), "rows"),
+)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("operation", "extents", "last"), [("gemm", ("L", "M", "N"), ""), *GROUPED])
+def test_epilogues_with_scale_factors_and_of_groups_have_the_extents_of_the_output(
+    operation: str, extents: tuple[str, ...], last: str, scaled: bool, device: DeviceProfile
+) -> None:
+    ab = "f8e4m3" if scaled else "bf16"
+    scales = SCALES if scaled else (None, None)
+    problem = replace(PROBLEM, operation=operation, dtypes=(ab, ab, "f16"), scales=scales, epilogue=EPILOGUE)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert found
+    factors = ["a_scale", "b_scale"] if scaled else []
+    for kernel in found:
+        names = [operand.name for operand in kernel.operands[3:]]
+        assert names == [*factors, "C", "F", "alpha", "bias", "scale", *([last] if last else [])]
+        by_name = {operand.name: operand for operand in kernel.operands}
+        assert by_name["C"].extents == by_name["F"].extents == by_name["out"].extents == extents
+        assert (by_name["bias"].extents, by_name["scale"].extents) == (("N",), ("M",))
+        assert epilogue_of(kernel) == EPILOGUE
+        assert (plan_of(kernel).staged_bits, plan_of(kernel).by_tma) == (32, False)
+    # Scales have a row for each of the output.
+    quantized = replace(problem, dtypes=(ab, ab, "f8e4m3"), epilogue=QUANTIZED)
+    kernels = list(Sm90Gemm().enumerate(quantized, "sm_90a", device))
+    assert len(kernels) > 2
+    for kernel in kernels:
+        (scale,) = (operand for operand in kernel.operands if operand.name == "scale")
+        assert scale.extents == (*extents[:-1], "N / 128")
+        assert epilogue_of(kernel) == QUANTIZED
+        # A tile begins where both the factors of B and the blocks of the output do.
+        assert plan_of(kernel).multiples == (1, 128)
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        (replace(PROBLEM, operation="grouped_gemm"), "offsets"),
+        (replace(PROBLEM, operation="masked_grouped_gemm"), "rows"),
+        (replace(PROBLEM, dtypes=("f8e4m3", "f8e4m3", "bf16"), scales=SCALES), "a_scale"),
+    ],
+)
+def test_an_epilogue_has_no_operand_of_a_name_that_the_operation_has(
+    problem: Problem, name: str, device: DeviceProfile
+) -> None:
+    epilogue = parse_epilogue(f"D = accum * {name}", {name: {"extents": "N"}})
+    with pytest.raises(GeneratorError, match=f"operand '{name}', and .* has one of its own"):
+        list(Sm90Gemm().enumerate(replace(problem, epilogue=epilogue), "sm_90a", device))
 
 
 def test_fp8_has_tiles_of_whole_lines_of_128_bytes(kernels: list[Kernel], device: DeviceProfile) -> None:
