@@ -31,6 +31,12 @@ BIAS = (
 MXFP8 = "scale = max(abs(accum)) / 448.0; D = accum / scale"
 NVFP4 = "scale = max(abs(accum / whole)) / 6.0; D = accum / whole / scale"
 GATED = "scale = max(abs(silu(gate) * accum)) / 448.0; D = silu(gate) * accum / scale"
+SWIGLU = (
+    "scale = max(abs(odd(accum) * silu(even(accum)))) / 448.0; D = odd(accum) * silu(even(accum)) / scale"
+)
+SWIGLU_AND_SQUARES = (
+    "D = odd(accum) * silu(even(accum)); squares = sum((odd(accum) * silu(even(accum))) ** 2.0)"
+)
 GENERAL = (
     "D = accum * share + C; all = max(abs(accum * share + C)); by_column = sum(accum * share + C); "
     "by_row = max(accum * share + C)"
@@ -374,6 +380,90 @@ def test_every_kernel_of_groups_in_a_matrix_each_and_any_epilogue(bundle, sizes)
         operands = a.bfloat16(), w.bfloat16().transpose(1, 2), general.out
         kernel.launch(*operands, *general.operands(), counts)
         general.check(parts, kernel.name)
+
+
+# ---- of an output with half as many columns --------------------------------------------------------------
+
+
+def swiglu(product: Any) -> Any:
+    return torch.nn.functional.silu(product[..., ::2]) * product[..., 1::2]
+
+
+def halved(n: int) -> int:
+    """Columns of sums of which a row of FP8 results has whole 16 bytes."""
+    return -(-n // 32) * 32
+
+
+def test_every_kernel_with_half_as_many_columns(bundle):
+    kernels = bundle.kernels(epilogue=SWIGLU_AND_SQUARES)
+    assert len(kernels) > 15
+    for batch, m, n, k in PROBLEMS:
+        a, w, product = operands(batch, m, n, k, torch.bfloat16)
+        x = swiglu(product)
+        squares = (x**2).sum((0, 2))
+        for kernel in kernels:
+            case = kernel.name, batch, m, n, k
+            memory = torch.full((batch, m, n // 2 + 8), math.nan, device="cuda").bfloat16()
+            found = torch.zeros(m, device="cuda")
+            kernel.launch(a, w.transpose(1, 2), memory[..., :-8], found)
+            off = (memory[..., :-8].double() - x).abs()
+            assert bool((off <= (2.0**-8 + F32_ERROR) * x.abs() + 1e-6).all()), case
+            assert bool(memory[..., -8:].isnan().all()), case
+            assert bool(((found.double() - squares).abs() <= F32_ERROR * squares).all()), case
+
+
+def test_every_kernel_with_half_as_many_columns_of_fp8(bundle):
+    kernels = bundle.kernels(dtypes="bf16.bf16.f8e4m3.f32", operation="gemm", epilogue=SWIGLU)
+    assert len(kernels) > 1
+    for batch, m, n, k in PROBLEMS:
+        n = halved(n)
+        a, w, product = operands(batch, m, n, k, torch.bfloat16)
+        for kernel in kernels:
+            out = torch.full((batch, m, n // 2), math.nan, device="cuda").to(torch.float8_e4m3fn)
+            scale = columns_first(batch, m, -(-n // 256))
+            kernel.launch(a, w.transpose(1, 2), out, scale)
+            check_fp8(out, scale, swiglu(product), (kernel.name, batch, m, n, k))
+
+
+def test_every_kernel_with_factors_and_half_as_many_columns_of_mxfp8(bundle):
+    kernels = bundle.kernels(dtypes="f8e4m3.f8e4m3.f8e4m3.f32.f32.f8e8m0", epilogue=SWIGLU)
+    assert len(kernels) > 3
+    for batch, m, n, k in PROBLEMS:
+        n = halved(n)
+        a, w, factors, wide_a, wide_w = scaled_operands(m, n, k, (batch,), (batch,))
+        x = swiglu(wide_a @ wide_w.transpose(1, 2))
+        largest = largest_of_blocks(x, 32)
+        for kernel in kernels:
+            case = kernel.name, batch, m, n, k
+            out = torch.full((batch, m, n // 2), math.nan, device="cuda").to(torch.float8_e4m3fn)
+            codes = torch.full((batch, m, -(-n // 64)), 0x55, device="cuda", dtype=torch.uint8)
+            kernel.launch(a, w.transpose(1, 2), out, *factors, codes.view(torch.float8_e8m0fnu))
+            scale = torch.ldexp(torch.ones_like(largest), codes.int() - 127)
+            # The smallest power of two that is not below, where the last bits of f32 do not decide.
+            assert bool((scale * 448 >= largest * (1 - F32_ERROR)).all()), case
+            bound = largest.clamp(min=448 * 2.0**-127) * (2 * (1 + F32_ERROR))
+            assert bool((scale * 448 < bound).all()), case
+            step, value = of_elements(scale, 32, n // 2), out.double()
+            bound = HALF_STEP * x.abs() + LEAST_STEP * step + F32_ERROR * of_elements(largest, 32, n // 2)
+            assert bool(((value * step - x).abs() <= (1 + 2.0**-7) * bound).all()), case
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_every_kernel_of_groups_with_half_as_many_columns(bundle, sizes):
+    n, k, behind, total = 2336 if sizes == MANY else 352, 592, 9, sum(sizes)
+    ends = torch.tensor(sizes).cumsum(0).int().cuda()
+    a, w = whole_numbers(total + behind, k), whole_numbers(len(sizes), n, k)
+    parts = zip(a[:total].double().split(sizes), w.double(), strict=True)
+    x = swiglu(torch.cat([part @ weight.T for part, weight in parts]))
+    kernels = bundle.kernels(operation="grouped_gemm", epilogue=SWIGLU)
+    assert kernels
+    for kernel in kernels:
+        out = torch.full((total + behind, n // 2), math.nan, device="cuda").to(torch.float8_e4m3fn)
+        scale = columns_first(1, total + behind, -(-n // 256))[0]
+        kernel.launch(a.bfloat16(), w.bfloat16().transpose(1, 2), out, scale, ends)
+        check_fp8(out[:total], scale[:total], x, kernel.name)
+        assert bool(out[total:].float().isnan().all()), kernel.name
+        assert bool(scale[total:].isnan().all()), kernel.name
 
 
 def test_one_output_is_the_next_ones_operand(bundle, capability):

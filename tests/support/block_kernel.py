@@ -9,49 +9,16 @@ import cutlass.cute as cute
 
 from cutlass_aot import Operand, kernel
 from cutlass_aot.generators.sm90_gemm.epilogue import Output
-from cutlass_aot.generators.sm90_gemm.plan import ROWS, THREADS, WARP, WARPS, Plan, make_plan
+from cutlass_aot.generators.sm90_gemm.generator import in_call
+from cutlass_aot.generators.sm90_gemm.launch import with_columns
+from cutlass_aot.generators.sm90_gemm.plan import ROWS, THREADS, WARP, WARPS
 from cutlass_aot.generators.sm90_gemm.register_store import store_sums
 from cutlass_aot.generators.sm90_gemm.tiles import Tile, block_of, corner_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.epilogue import Epilogue, parse_epilogue
+from tests.support.block_cases import CASES, epilogue_of, plan_of
 
 ELSEWHERE = 1e30
 """A sum of a row or a column that there is not, which must not count."""
-
-CASES: dict[str, tuple[str, str, dict[str, str], tuple[int, int]]] = {
-    "f32": (
-        "x = accum + bias; scale = max(abs(x)) / 448; D = x / scale",
-        "f8e4m3", {"extents": "MN/128", "layout": "n"}, (128, 256),
-    ),
-    "f8e8m0": (
-        "x = accum + bias; scale = max(abs(x)) / 448; D = x / scale",
-        "f8e4m3", {"extents": "MN/32", "dtype": "f8e8m0"}, (64, 96),
-    ),
-    "f8e4m3": (
-        "x = accum + bias; scale = max(abs(x)) / 6; D = x / scale",
-        "bf16", {"extents": "MN/16", "dtype": "f8e4m3"}, (64, 48),
-    ),
-    "sum": (
-        "scale = sum(accum) + max(accum) + 1; D = accum + scale + bias",
-        "f32", {"extents": "MN/32"}, (64, 64),
-    ),
-}  # fmt: skip
-"""A formula, the element type of its output, its scale, and the rows and columns of a tile."""
-
-
-def epilogue_of(case: str) -> Epilogue:
-    """The epilogue of a case."""
-    text, _, scale, _ = CASES[case]
-    return parse_epilogue(text, {"scale": scale, "bias": {"extents": "N"}})
-
-
-def plan_of(case: str) -> Plan:
-    """The plan of a case."""
-    rows, columns = CASES[case][3]
-    return make_plan(
-        tile=(rows, columns, 64), cluster=(1, 1, 1), warp_groups=rows // ROWS, blocks=1, swap=False,
-        input_bits=16, output_bits=32, fused=True, block=epilogue_of(case).block,
-    )  # fmt: skip
 
 
 @cute.kernel
@@ -86,6 +53,8 @@ def launch(
     case: cutlass.Constexpr,
     stream: Any,
 ) -> None:
+    if cutlass.const_expr(epilogue_of(case).halves):
+        out = with_columns(out, sums.shape[2])
     # The test has the real grid: the host's code is not run.
     store_tiles(sums, out, (bias, scale), case).launch(
         grid=(1, 1, 1), block=(plan_of(case).warp_groups * THREADS, 1, 1), stream=stream
@@ -96,14 +65,21 @@ def launch(
 def declared(case: str) -> Any:
     """``sums`` (L, M, N) to ``out`` and ``scale``, by the formula of a case."""
     _, dtype, _, _ = CASES[case]
+    halves = epilogue_of(case).halves
     (scale,) = (operand for operand in epilogue_of(case).operands if operand.name == "scale")
+    extents = in_call(scale.extents, "gemm", halves)
     vector = 16 * 8 // DTYPES[dtype].bits
     operands = [
         Operand("sums", "f32", ("L", "M", "N")),
-        Operand("out", dtype, ("L", "M", "N"), written=True, alignment=16, divisibility=vector),
-        Operand("bias", "f32", ("N",), alignment=16),
         Operand(
-            "scale", scale.dtype, scale.extents, written=True, contiguous=-2 if scale.layout == "n" else -1
+            "out",
+            dtype,
+            ("L", "M", "N / 2" if halves else "N"),
+            written=True,
+            alignment=16,
+            divisibility=vector,
         ),
+        Operand("bias", "f32", ("N",), alignment=16),
+        Operand("scale", scale.dtype, extents, written=True, contiguous=-2 if scale.layout == "n" else -1),
     ]
     return launch, operands, (case,)

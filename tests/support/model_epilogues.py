@@ -218,7 +218,6 @@ MODEL_EPILOGUES: Mapping[str, ModelEpilogue] = {
 """Those that can be written, by name."""
 
 NOT_WRITABLE: Mapping[str, str] = {
-    "SwiGLU of a gate and a value that alternate": "the output has half as many columns",
     "top-k of the router": "a result is of a whole row",
 }
 """Those that cannot, by name, and why; docs/reference/epilogues.md says so."""

@@ -55,6 +55,7 @@ from cutlass_aot.schema.kernels.formula import (
     ACCUMULATOR,
     COMPARISONS,
     FUNCTIONS,
+    PAIRWISE,
     POWER,
     REDUCTIONS,
     Apply,
@@ -113,6 +114,8 @@ def examples() -> dict[str, Epilogue]:
     result: dict[str, tuple[str, Mapping[str, Mapping[str, object]]]] = {}
     for name, count in FUNCTIONS.items():
         result[name] = f"D = {name}({', '.join([ACCUMULATOR, '0.5', '2'][:count])})", {}
+    for name in PAIRWISE:
+        result[name] = f"D = {name}({ACCUMULATOR})", {}
     for name, text in OPERATORS.items():
         result[name] = f"D = {text}", {}
     result[CONSTANT] = f"D = {ACCUMULATOR} * 2", {}

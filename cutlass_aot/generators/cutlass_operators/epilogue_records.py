@@ -52,6 +52,8 @@ def enumerate_kernels(
         return  # the kernel cannot take a value of f16 out of tensor memory as f32
     if any(operand.block > 1 or operand.dtype not in DTYPES_OF_OPERANDS for operand in epilogue.operands):
         return  # a thread has no whole blocks of columns, and the kernel stores no elements below a byte
+    if epilogue.halves:
+        return  # the kernel's output has as many columns as its tiles
     moved = ",".join(
         f"{operand.name}={operand.transport}" for operand in epilogue.operands if operand.transport
     )

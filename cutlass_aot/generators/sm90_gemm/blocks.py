@@ -16,6 +16,7 @@ from cutlass_aot.generators import dsl
 from cutlass_aot.generators.sm90_gemm.conversions import as_f8e8m0, from_f8e8m0
 from cutlass_aot.generators.sm90_gemm.epilogue import NEUTRAL, VECTOR, Output, combined, evaluated
 from cutlass_aot.generators.sm90_gemm.statements import (
+    distance,
     of_blocks,
     reductions_of,
     shared_by_both,
@@ -45,7 +46,7 @@ def reduce_block(
         output: where to store.
         sharing: bits of the numbers of the lanes that have others of the same block. Of them, the first one's
             first piece begins the block.
-        block: columns of a block.
+        block: columns of the accumulator that a block has.
 
     Returns:
         For each piece, registers by name: the block's values as they were stored, and what the reductions
@@ -97,7 +98,7 @@ def take_piece(
     for (text, reduction), value in zip(reductions.items(), values, strict=True):
         elements = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
         elements.store(value)
-        for place in range(VECTOR):
+        for place in range(0, VECTOR, distance(reduction)):
             reduced[text][0] = combined(reduction.operation, reduced[text][0], elements[place])
 
 

@@ -15,7 +15,7 @@ import cutlass.cute as cute
 
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.sm90_gemm.conversions import as_f4e2m1
-from cutlass_aot.generators.sm90_gemm.statements import of_elements, shared_by_both, with_shared
+from cutlass_aot.generators.sm90_gemm.statements import distance, of_elements, shared_by_both, with_shared
 from cutlass_aot.schema.kernels.epilogue import (
     COLUMN,
     ELEMENT,
@@ -26,7 +26,7 @@ from cutlass_aot.schema.kernels.epilogue import (
     Epilogue,
     EpilogueOperand,
 )
-from cutlass_aot.schema.kernels.formula import ACCUMULATOR, Expression, Statement, evaluate, names_in
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, Expression, Statement, evaluate, names_in
 
 VECTOR = 4
 """Neighbouring elements of a row that are computed at once."""
@@ -81,7 +81,10 @@ def emit(
     values = results(epilogue, result, output.operands, at, known)
     given = output.by_name()
     for statement, value in zip(of_elements(epilogue), values, strict=True):
-        if not statement.reduction:
+        if statement.name == OUT and epilogue.halves:
+            row_of, column, batch = at
+            store(output.tensor, (row_of, column // 2, batch), _once(value))
+        elif not statement.reduction:
             store(given[statement.name][1] if statement.name in given else output.tensor, at, value)
     take(epilogue, partial, values, row)
 
@@ -170,6 +173,16 @@ def neighbours(tensor: Any, offset: Any, count: int) -> Any:
     return cute.make_tensor(tensor.iterator + cute.assume(offset, divby=count), cute.make_layout(count))
 
 
+def _once(values: Any) -> Any:
+    """Of values of which each two neighbours are the same, one each."""
+    twice = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
+    twice.store(values)
+    once = cute.make_rmem_tensor(VECTOR // 2, cutlass.Float32)
+    for index in range(VECTOR // 2):
+        once[index] = twice[2 * index]
+    return once.load()
+
+
 def _like(total: Any, number: Any) -> Any:
     return cute.full_like(total, number, cutlass.Float32)
 
@@ -205,7 +218,7 @@ def take(epilogue: Epilogue, partial: tuple[Any, ...], values: Sequence[Any], ro
     for (statement, extents), kept, value in zip(reductions(epilogue), partial, reduced, strict=True):
         elements = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
         elements.store(value)
-        for index in range(VECTOR):
+        for index in range(0, VECTOR, distance(statement.expression)):
             place = {COLUMN: row, ROW: index, ELEMENT: 0}[extents]
             kept[place] = combined(statement.reduction, kept[place], elements[index])
 

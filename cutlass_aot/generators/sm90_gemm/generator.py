@@ -41,6 +41,7 @@ from cutlass_aot.schema.kernels.cost import ROWS_PER_EXPECTED
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import (
+    BLOCKS,
     COLUMN,
     MATRIX,
     NUMBER,
@@ -160,7 +161,7 @@ class _Design:
             scaled=self.scaled,
             exact=self.exact,
             operation=self.operation,
-            block=1 if epilogue is None else epilogue.block,
+            block=columns_of_block(epilogue),
         )
 
 
@@ -312,12 +313,14 @@ _SCALED_GROUPED = {
 
 _IN_BLOCKS = {
     (64, 128, 1, 1): "1x1x1",
+    (64, 256, 1, 1): "1x1x1",
     (128, 128, 1, 1): "1x1x1",
 }
 """Further tiles for epilogues with values of blocks of columns, of which a tile has whole ones."""
 
 _IN_BLOCKS_PERSISTENT = {
     (128, 128, 1, 1): "1x1x1",
+    (128, 256, 1, 1): "1x1x1",
 }
 """The same for many tiles."""
 
@@ -574,11 +577,12 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
     if not kernel.epilogue:
         return None
     first = len(EXTENTS) + len(scales_of(kernel))
+    halves = kernel.operands[len(EXTENTS) - 1].extents[-1] == _HALF
     operands = (
         EpilogueOperand(
             operand.name,
             operand.dtype,
-            _IN_EPILOGUE[kernel.operation, operand.extents],
+            _IN_EPILOGUE[kernel.operation, halves, operand.extents],
             # Everything else is row-major, as the output is.
             layout=operand.layout if operand.layout == "n" else "",
             written=operand.written,
@@ -590,28 +594,46 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
     return Epilogue(kernel.epilogue, tuple(operands))
 
 
-def _in_call(extents: tuple[str | int, ...], operation: str) -> tuple[str | int, ...]:
-    """Extents of an operand of an epilogue where a GEMM is of groups: its matrices are as the output is."""
+def columns_of_block(epilogue: Epilogue | None) -> int:
+    """Columns of the sums of which an epilogue stores a value for each block; 1 if it does not."""
+    if epilogue is None or epilogue.block == 1:
+        return 1
+    return epilogue.block * (2 if epilogue.halves else 1)
+
+
+def in_call(extents: tuple[str | int, ...], operation: str, halves: bool) -> tuple[str | int, ...]:
+    """Extents of an operand of an epilogue as they are in a call.
+
+    Matrices of a GEMM of groups are as its output is. N are the columns of the sums.
+    """
+    block = BLOCKS.get(extents, 1)
+    if halves and block > 1:
+        extents = (*extents[:-1], f"N / {2 * block}")
     batch = GROUPED_EXTENTS.get(operation, EXTENTS)["out"][:-2]
     return (*batch, *extents[1:]) if extents[:1] == (BATCH,) else extents
 
 
 _IN_EPILOGUE = {
-    (operation, _in_call(extents, operation)): extents
+    (operation, halves, in_call(extents, operation, halves)): extents
     for operation in (*GROUPED_EXTENTS, "gemm")
+    for halves in (False, True)
     for extents in EPILOGUE_EXTENTS.values()
 }
-"""Extents of operands of an epilogue by the operation and the extents of a call."""
+"""Extents of operands of an epilogue by the operation, whether the output has half the columns, and the
+extents of a call."""
+
+_HALF = "N / 2"
+"""Columns of an output that has half as many as there are sums."""
 
 
-def _epilogue_constraint(operand: EpilogueOperand, operation: str) -> OperandConstraint:
+def _epilogue_constraint(operand: EpilogueOperand, operation: str, halves: bool) -> OperandConstraint:
     matrix = operand.extents == MATRIX
     bits = DTYPES[operand.dtype].bits
     in_vectors = matrix or (operand.extents in (ROW, COLUMN) and not operand.written)
     return OperandConstraint(
         name=operand.name,
         dtype=operand.dtype,
-        extents=_in_call(operand.extents, operation),
+        extents=in_call(operand.extents, operation, halves),
         contiguous=0 if operand.extents == NUMBER else CONTIGUOUS_MODES[operand.layout or "t"],
         divisibility=_ALIGNMENT * 8 // bits if matrix else 1,
         alignment=_ALIGNMENT if in_vectors else bits // 8,
@@ -657,7 +679,7 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     if groups and (problem.layouts != LAYOUTS[0] or fast or (plain and DTYPES[out].bits != 16)):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
-    block = 1 if problem.epilogue is None else problem.epilogue.block
+    block = columns_of_block(problem.epilogue)
     for design in _designs(bits, scaled, exact, problem.operation, block > 1):
         # If columns of B are contiguous, the part of a tile that each block of a cluster loads has to consist
         # of whole swizzled lines of them.
@@ -671,17 +693,25 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
 
 
 def _operands(problem: Problem) -> Iterator[OperandConstraint]:
-    yield from constraints(problem, _ALIGNMENT)
+    halves = problem.epilogue is not None and problem.epilogue.halves
+    for operand in constraints(problem, _ALIGNMENT):
+        if halves and operand.written:
+            yield operand._replace(extents=(*operand.extents[:-1], _HALF))
+        elif halves and operand.extents[-1] == "N":
+            # Of an odd number, the quotient would be of a pair that is not there.
+            yield operand._replace(multiples=(*(1 for _ in operand.extents[:-1]), 2))
+        else:
+            yield operand
     own = scale_constraints(problem, _FACTOR_BYTES), group_constraints(problem.operation)
     names = {operand.name for operands in own for operand in operands}
     yield from own[0]
-    for operand in problem.epilogue.operands if problem.epilogue else ():
-        if operand.name in names:
+    for given in problem.epilogue.operands if problem.epilogue else ():
+        if given.name in names:
             raise GeneratorError(
-                f"the epilogue has an operand {operand.name!r}, and {problem.operation} has one of its own: "
+                f"the epilogue has an operand {given.name!r}, and {problem.operation} has one of its own: "
                 f"expected a name other than {' and '.join(sorted(names))}"
             )
-        yield _epilogue_constraint(operand, problem.operation)
+        yield _epilogue_constraint(given, problem.operation, halves)
     yield from own[1]
 
 

@@ -60,6 +60,8 @@ def gemm(
                 one_batch(given) if operand.extents[:1] == (BATCH,) else given
                 for operand, given in zip(epilogue.operands if epilogue else (), operands, strict=True)
             ]
+    if cutlass.const_expr(epilogue is not None and epilogue.halves):
+        out = with_columns(out, b.shape[2])
     operands = [dsl.as_bytes(operand) for operand in operands]
     left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
     right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))
@@ -117,3 +119,9 @@ def one_batch(tensor: Any) -> Any:
     (rows, columns), (stride, _) = tensor.shape, tensor.stride
     layout = cute.make_layout((1, rows, columns), stride=(rows * stride, *tensor.stride))
     return cute.make_tensor(tensor.iterator, layout)
+
+
+def with_columns(out: Any, columns: Any) -> Any:
+    """An output as if it had as many columns as there are sums, of which each two have one result."""
+    batches, rows, _ = out.shape
+    return cute.make_tensor(out.iterator, cute.make_layout((batches, rows, columns), stride=out.stride))

@@ -82,7 +82,7 @@ class Plan:
         exact: whether registers add up the sums of each 128 of K, without scale factors.
         operation: ``"gemm"``, or one on groups of rows of A, each with a B of its own; blocks are then
             persistent.
-        block: columns of the output of which an epilogue stores a value for each block; 1 if it does not.
+        block: columns of the sums of which an epilogue stores a value for each block; 1 if it does not.
     """
 
     tile: tuple[int, int, int]

@@ -28,8 +28,8 @@ from cutlass_aot.generators.sm90_gemm.tiles import Corner, Tile
 from cutlass_aot.schema.kernels.epilogue import COLUMN, ROW
 
 STORES = 8
-"""Vectors of results that the threads of a warp exchange before they store the first. Of a block of columns
-of which a value is stored, they are as many as a thread has of the widest, or of several."""
+"""Vectors of results that the threads of a warp exchange before they store the first, at least. Of blocks of
+columns of which a value is stored, they are those of one or several."""
 
 COLUMNS = 16
 """Neighbouring columns of a row that four threads store together."""
@@ -80,10 +80,11 @@ def store_sums(
     # Pieces of a block of columns of which a value is stored.
     in_block = max(plan.block // COLUMNS, 1)
     known_of_block: list[dict[str, Any]] = [{}] * in_block
-    for begin in cutlass.range_constexpr(0, len(todo), STORES):
+    stores = max(STORES, in_block)
+    for begin in cutlass.range_constexpr(0, len(todo), stores):
         # The threads exchange what several vectors need before any is stored: an exchange takes long.
         pending = []
-        for first, second, more_rows, more_columns in todo[begin : begin + STORES]:
+        for first, second, more_rows, more_columns in todo[begin : begin + stores]:
             inside = (row_offset + more_rows < row_count) & (column_offset + more_columns < column_count)
             at = (
                 first_row + (row + more_rows),

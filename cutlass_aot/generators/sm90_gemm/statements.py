@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from cutlass_aot.schema.kernels.epilogue import Epilogue
-from cutlass_aot.schema.kernels.formula import Apply, Expression, Statement, named, without_reductions
+from cutlass_aot.schema.kernels.formula import (
+    PAIRWISE,
+    Apply,
+    Expression,
+    Statement,
+    named,
+    operations_in,
+    without_reductions,
+)
 
 
 def of_blocks(epilogue: Epilogue) -> list[Statement]:
@@ -44,6 +52,11 @@ def with_shared(expression: Expression, shared: dict[str, Apply]) -> Expression:
     """An expression with what is shared as names."""
     parts = set(shared.values())
     return named(expression, lambda part: part in parts)[0]
+
+
+def distance(expression: Expression) -> int:
+    """How many neighbouring columns of the accumulator have one value of an expression."""
+    return 1 if operations_in(expression).isdisjoint(PAIRWISE) else 2
 
 
 def _parts(expressions: Iterable[Expression]) -> Iterator[Apply]:

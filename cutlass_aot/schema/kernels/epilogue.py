@@ -12,8 +12,12 @@ from cutlass_aot.schema.kernels.constraints import CALL_NAMES, MAX_OPERANDS
 from cutlass_aot.schema.kernels.formula import (
     ACCUMULATOR,
     OUT,
+    PAIRWISE,
     REDUCTIONS,
     ROTATION,
+    Apply,
+    Expression,
+    Name,
     Statement,
     canonical_text,
     is_name,
@@ -119,6 +123,13 @@ class Epilogue:
         """Columns of a row of which outputs have a value for each block; 1 if no output has."""
         return max((operand.block for operand in self.operands), default=1)
 
+    @property
+    def halves(self) -> bool:
+        """Whether D has half as many columns as the accumulator, of each two neighbours one."""
+        return any(
+            not operations_in(statement.expression).isdisjoint(PAIRWISE) for statement in self.statements
+        )
+
 
 def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> Epilogue:
     """Parse and check the epilogue of a manifest.
@@ -165,6 +176,7 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
             f"epilogue: {OUT} is a matrix: {outputs[OUT].reduction}() needs an output of its own"
         )
     _check_blocks(checked, outputs)
+    _check_halves(checked, outputs)
     return Epilogue(canonical_text(statements), tuple(checked))
 
 
@@ -327,3 +339,52 @@ def _check_blocks(operands: Sequence[EpilogueOperand], outputs: Mapping[str, Sta
                     f"epilogue: in `{outputs[operand.name]}`: {name} is a value of a block itself: only what "
                     "is not reduced can read it"
                 )
+
+
+_EACH, _HALF = "a value for each column of accum", "one for each two columns of accum"
+
+
+def _check_halves(operands: Sequence[EpilogueOperand], outputs: Mapping[str, Statement]) -> None:
+    """Refuse what has half as many columns as the accumulator where D, or something else, has all of them.
+
+    Matrices and vectors along N are those of the accumulator's columns.
+    """
+    columns = {
+        operand.name: _EACH if operand.extents in (MATRIX, ROW, STRIDED_ROW) else "" for operand in operands
+    }
+    columns[ACCUMULATOR] = _EACH
+    by_name = {operand.name: operand for operand in operands}
+    found = {name: _columns(statement.expression, statement, columns) for name, statement in outputs.items()}
+    for name, has in found.items():
+        if name == OUT:
+            continue
+        extents = by_name[name].extents
+        if has == _HALF and (found[OUT] != _HALF or extents in (MATRIX, ROW)):
+            raise ManifestError(
+                f"epilogue: in `{outputs[name]}`: {PAIRWISE[0]}() and {PAIRWISE[1]}() have {_HALF}, as {OUT} "
+                "may: other matrices and vectors along N have all"
+            )
+        if has == _EACH and found[OUT] == _HALF and by_name[name].block > 1:
+            raise ManifestError(
+                f"epilogue: in `{outputs[name]}`: its blocks are of columns of {OUT}, which has {_HALF}"
+            )
+
+
+def _columns(expression: Expression, statement: Statement, columns: Mapping[str, str]) -> str:
+    """What an expression has: :data:`_EACH`, :data:`_HALF`, or ``""`` if it is the same for all columns."""
+    if isinstance(expression, Name):
+        return columns[expression.name]
+    if not isinstance(expression, Apply):
+        return ""
+    found = {_columns(argument, statement, columns) for argument in expression.arguments} - {""}
+    if len(found) > 1:
+        raise ManifestError(f"epilogue: in `{statement}`: something has {_EACH}, and something {_HALF}")
+    if expression.operation in PAIRWISE:
+        if found != {_EACH}:
+            raise ManifestError(
+                f"epilogue: in `{statement}`: {expression.operation}() is of what has {_EACH}"
+            )
+        return _HALF
+    if expression.operation == ROTATION and found == {_HALF}:
+        raise ManifestError(f"epilogue: in `{statement}`: {ROTATION}() is of what has {_EACH}")
+    return min(found, default="")

@@ -43,8 +43,13 @@ POWER = "**"
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 """Operators whose result is 1 where they hold, else 0."""
 
+PAIRWISE = ("even", "odd")
+"""Functions that have half as many columns as their argument: the first of each two, or the second."""
+
 CALLED = {**FUNCTIONS, **dict.fromkeys((POWER, *COMPARISONS), 2)}
 """What :func:`evaluate` calls of its ``functions`` for an epilogue, with the number of arguments."""
+
+_OF_EPILOGUES = {**CALLED, **dict.fromkeys(PAIRWISE, 1)}
 
 REDUCTIONS = ("sum", "max", "min")
 """Functions of whole rows, columns or matrices, of which each is a statement's whole right side; and of
@@ -150,7 +155,7 @@ class Statement:
 
 def is_name(name: str) -> bool:
     """Whether a word can name an operand or a temporary."""
-    taken = (ACCUMULATOR, *FUNCTIONS, *REDUCTIONS)
+    taken = (ACCUMULATOR, *FUNCTIONS, *PAIRWISE, *REDUCTIONS)
     return bool(_NAME.fullmatch(name)) and not keyword.iskeyword(name) and name not in taken
 
 
@@ -370,7 +375,7 @@ class _Reader:
         self,
         source: str,
         known: Mapping[str, Expression],
-        functions: Mapping[str, int] = CALLED,
+        functions: Mapping[str, int] = _OF_EPILOGUES,
         what: str = "epilogue",
         reductions: Collection[str] = REDUCTIONS,
         outputs: Collection[str] = (),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from tests.support.block_kernel import CASES
+from tests.support.block_cases import CASES
 from tests.support.floats import e4m3_values, from_bf16, to_bf16, to_e4m3
 from tests.support.ptx_kernels import Kernel, Tensor, compile_kernels
 
@@ -52,9 +52,12 @@ def test_each_block_has_the_scale_of_its_columns(
     _, dtype, entries, tile = CASES[case]
     columns, scale_dtype = int(entries["extents"].removeprefix("MN/")), entries.get("dtype", "f32")
     chance = numpy.random.default_rng(rows)
-    sums = chance.normal(size=(batch, rows, width)) * 2.0 ** chance.integers(-12, 12, (batch, rows, 1))
+    columns_of_sums = 2 * width if case == "pairs" else width
+    sums = chance.normal(size=(batch, rows, columns_of_sums)) * 2.0 ** chance.integers(
+        -12, 12, (batch, rows, 1)
+    )
     sums = sums.astype(numpy.float32)
-    bias = chance.normal(size=width).astype(numpy.float32)
+    bias = chance.normal(size=columns_of_sums).astype(numpy.float32)
     # A block of zeros, and numbers below the smallest scale.
     sums[:, 1, :16], bias[:16] = 0, 0
     sums[0, 2] = 1e-40
@@ -67,6 +70,8 @@ def test_each_block_has_the_scale_of_its_columns(
     else:
         divisor = {"f8e4m3": 448, "bf16": 6}[dtype]
         x = sums + bias
+        if case == "pairs":
+            x = numpy.maximum(sums[..., ::2], 0) * x[..., 1::2]
         largest = in_blocks(numpy.abs(x), columns, 0).max(axis=-1) / numpy.float32(divisor)
     bits, scale = stored_scale(largest, scale_dtype)
     of_element = numpy.repeat(scale, columns, axis=-1)[:, :, :width]
@@ -74,12 +79,14 @@ def test_each_block_has_the_scale_of_its_columns(
     expected = {"f8e4m3": to_e4m3, "bf16": to_bf16, "f32": lambda value: value}[dtype](result)
 
     kind = {"f8e4m3": numpy.uint8, "bf16": numpy.uint16, "f32": numpy.float32}[dtype]
-    out = numpy.full(sums.shape, 0x55, kind)
+    out = numpy.full((batch, rows, width), 0x55, kind)
     shape = (batch, rows, -(-width // columns))
     scales = numpy.full(shape, 0x55, numpy.float32 if scale_dtype == "f32" else numpy.uint8)
-    grid = -(-rows // tile[0]), -(-width // tile[1]), batch
+    grid = -(-rows // tile[0]), -(-columns_of_sums // tile[1]), batch
+    # To the kernel, the output has as many columns as there are sums.
+    stored = Tensor(out, True, extents=(batch, rows, columns_of_sums))
     found, found_scales = kernels[case].launch(
-        [Tensor(sums), Tensor(out, True), Tensor(bias), Tensor(scales, True, gap=3)], grid
+        [Tensor(sums), stored, Tensor(bias), Tensor(scales, True, gap=3)], grid
     )
     numpy.testing.assert_array_equal(found_scales, bits)
     numpy.testing.assert_array_equal(found, expected.astype(found.dtype))

@@ -54,6 +54,7 @@ SCALED_ROWS = parse_epilogue(
     "D = accum * scale_a * scale_b",
     {"scale_a": {"dtype": "f32", "extents": "M"}, "scale_b": {"dtype": "f32", "extents": "N"}},
 )
+SWIGLU = parse_epilogue("D = silu(even(accum)) * odd(accum)", {})
 FP8 = ("f8e4m3", "f8e4m3", "bf16")
 QUANTIZED = {
     "f8e4m3": (
@@ -149,6 +150,12 @@ CASES = (
         replace(quantized("f8e4m3"), dtypes=("f8e4m3",) * 3, scales=SCALES),
         "128x128x128", "1x1x1", False,
     ),
+    # Gate and value that alternate: from registers, and from shared memory.
+    (
+        Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=SWIGLU),
+        "128x192x64", "1x1x1", True,
+    ),
+    (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=SWIGLU), "8x64x128", "1x1x4", False),
 )  # fmt: skip
 
 
@@ -301,6 +308,16 @@ def test_scales_of_blocks_are_exchanged_within_a_warp_and_stored_once(
         blocks = plan.totals * 4 // plan.block
         assert len(re.findall(r"\bSHFL\.BFLY\b", code)) == plan.totals // 2 + 2 * blocks, kernel.name
         assert len(re.findall(r"\bSTG\b", code)) == plan.totals // 4 + blocks, kernel.name
+
+
+def test_what_two_columns_have_in_common_is_computed_once(objects: list[tuple[Kernel, bytes]]) -> None:
+    halved = [(kernel, data) for kernel, data in objects if kernel.epilogue == SWIGLU.formula]
+    assert len(halved) == 2
+    for kernel, data in halved:
+        plan, code = plan_of(kernel), listing(data)
+        # A sigmoid for each two sums of a thread; of those of four blocks, it has four neighbours at most.
+        sums = plan.totals if plan.direct else plan.vector
+        assert len(re.findall(r"\bMUFU\.EX2\b", code)) == sums // 2, kernel.name
 
 
 def _compile_main(folder: Path) -> None:

@@ -352,6 +352,72 @@ def test_mistakes_with_blocks_are_named(text: str, more: dict[str, dict[str, str
     assert message in refused(text, {**SCALE, **more})
 
 
+# ---- half as many columns --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "operands", "canonical"),
+    [
+        ("D = silu(even(accum)) * odd(accum)", {}, "D = odd(accum) * silu(even(accum))"),
+        (
+            "x = accum + bias; D = even(x) * odd(x) * factor",
+            {"bias": {"extents": "N"}, "factor": {"extents": "M"}},
+            "D = even(accum + bias) * odd(accum + bias) * factor",
+        ),
+        (
+            "x = even(accum) * odd(accum); scale = max(abs(x)); D = x / scale; F = accum; r = sum(x)",
+            {**SCALE, "F": {"extents": "MN"}, "r": {"extents": "M"}},
+            "scale = max(abs(even(accum) * odd(accum))); D = even(accum) * odd(accum) / scale; F = accum; "
+            "r = sum(even(accum) * odd(accum))",
+        ),
+    ],
+)
+def test_an_output_of_every_second_column(
+    text: str, operands: dict[str, dict[str, str]], canonical: str
+) -> None:
+    epilogue = parse_epilogue(text, operands)
+    assert epilogue.formula == canonical
+    assert epilogue.halves
+    assert parse_epilogue(canonical, operands) == epilogue
+    assert not parse_epilogue("D = accum", {}).halves
+
+
+@pytest.mark.parametrize(
+    ("text", "operands", "message"),
+    [
+        ("D = even(accum) * accum", {}, "something has a value for each column of accum, and something one"),
+        (
+            "D = even(accum) + v",
+            {"v": {"extents": "N"}},
+            "something has a value for each column of accum, and",
+        ),
+        ("D = even(accum) + C", {"C": MATRIX}, "something has a value for each column of accum, and"),
+        ("D = even(odd(accum))", {}, "even() is of what has a value for each column"),
+        ("D = even(alpha) * even(accum)", {}, "even() is of what has a value for each column"),
+        (
+            "D = rotate_every_two(even(accum))",
+            {},
+            "rotate_every_two() is of what has a value for each column",
+        ),
+        ("D = even(accum); F = odd(accum)", {"F": MATRIX}, "other matrices and vectors along N have all"),
+        ("D = even(accum); r = max(odd(accum))", {"r": {"extents": "N"}}, "vectors along N have all"),
+        (
+            "D = accum; r = max(odd(accum))",
+            {"r": {"extents": "M"}},
+            "one for each two columns of accum, as D may",
+        ),
+        ("scale = max(accum); D = even(accum) / scale", SCALE, "its blocks are of columns of D"),
+        ("scale = max(even(accum)); D = accum / scale", SCALE, "one for each two columns of accum, as D may"),
+        ("even = accum; D = even", {}, "'even' cannot be assigned"),
+        ("D = even(accum, accum)", {}, "even() takes 1 arguments"),
+    ],
+)
+def test_what_has_other_columns_is_named(
+    text: str, operands: dict[str, dict[str, str]], message: str
+) -> None:
+    assert message in refused(text, operands)
+
+
 # Random formulas. An expression is a tuple: ("name", x), ("number", x), or (operation, arguments...).
 
 NAMES = ("accum", "x", "y", "C")

@@ -114,6 +114,13 @@ def test_scales_of_blocks_are_refused_with_what_there_is_instead():
     assert instead == "it has some with `scale` as a number in the epilogue, or without the epilogue"
 
 
+def test_an_output_with_half_as_many_columns_is_refused():
+    described = problem("D = silu(even(accum)) * odd(accum)", {})
+    assert kernels(described) == []
+    assert not is_elementwise(described.epilogue)
+    assert alternatives(_Operators(), described, "sm_100a", B200) == "it has some without the epilogue"
+
+
 def test_a_matrix_of_elements_below_a_byte_is_not_stored():
     assert kernels(problem("D = accum; F = accum", {"F": {"extents": "MN", "dtype": "f4e2m1"}})) == []
 

@@ -41,6 +41,11 @@ from cutlass_aot.schema.targets import KNOWN_TARGETS
 from tests.support.replace import replace
 
 PROBLEM = Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32")
+GROUPED = (
+    ("grouped_gemm", ("M", "N"), "offsets"),
+    ("masked_grouped_gemm", ("G", "M", "N"), "rows"),
+)
+"""Operations on groups, the extents of their outputs, and the names of their last operands."""
 
 
 @pytest.fixture
@@ -241,6 +246,62 @@ def test_the_scales_of_an_output_are_those_that_the_next_gemm_takes(device: Devi
         assert not plan_of(kernel).scaled
 
 
+@pytest.mark.parametrize(
+    ("operation", "extents"), [("gemm", ("L", "M", "N")), *(found[:2] for found in GROUPED)]
+)
+def test_an_output_with_half_as_many_columns(
+    operation: str, extents: tuple[str, ...], device: DeviceProfile
+) -> None:
+    epilogue = parse_epilogue(
+        "x = silu(even(accum + bias)) * odd(accum + bias); D = x; F = accum; r = sum(x)",
+        {"bias": {"extents": "N"}, "F": {"extents": "MN"}, "r": {"extents": "M"}},
+    )
+    problem = replace(PROBLEM, operation=operation, epilogue=epilogue)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    with_all = replace(problem, epilogue=parse_epilogue("D = accum + 1", {}))
+    assert len(found) == len(list(Sm90Gemm().enumerate(with_all, "sm_90a", device)))
+    for kernel in found:
+        by_name = {operand.name: operand for operand in kernel.operands}
+        assert by_name["out"].extents == (*extents[:-1], "N / 2")
+        assert by_name["F"].extents == extents
+        assert (by_name["b"].multiples, by_name["out"].divisibility) == ((1, 1, 2), 8)
+        assert epilogue_of(kernel) == epilogue
+        assert plan_of(kernel).block == 1
+        assert from_plain(Kernel, to_plain(kernel), "a kernel record") == kernel
+
+
+def test_an_odd_number_of_columns_has_no_half(device: DeviceProfile) -> None:
+    problem = replace(PROBLEM, epilogue=parse_epilogue("D = even(accum) * odd(accum)", {}))
+    kernel = next(iter(Sm90Gemm().enumerate(problem, "sm_90a", device)))
+    a, even, odd = describe((4, 64), "bf16"), *(describe((64, n), "bf16", strides=(1, 64)) for n in (16, 15))
+    out = describe((4, 8), "bf16")
+    assert supports(kernel.operands, (a, even, out))
+    refused = supports(kernel.operands, (a, odd, out))
+    assert not refused
+    assert "expected extent N divisible by 2, got 15" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("ab", "columns", "least"), [("bf16", 128, 2), ("bf16", 32, 8), ("f8e4m3", 32, 5), ("f8e4m3", 16, 8)]
+)
+def test_scales_of_an_output_with_half_as_many_columns(
+    ab: str, columns: int, least: int, device: DeviceProfile
+) -> None:
+    epilogue = parse_epilogue(
+        "x = silu(even(accum)) * odd(accum); scale = max(abs(x)) / 448; D = x / scale",
+        {"scale": {"extents": f"MN/{columns}", "layout": "n"}},
+    )
+    problem = replace(PROBLEM, dtypes=(ab, ab, "f8e4m3"), epilogue=epilogue)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert len(found) >= least
+    for kernel in found:
+        plan = plan_of(kernel)
+        assert plan.block == 2 * columns
+        assert plan.tile[1] % plan.block == 0
+        assert kernel.operands[-1].extents == ("L", "M", f"N / {2 * columns}")
+        assert epilogue_of(kernel) == epilogue
+
+
 def test_nvfp4_is_stored_in_rows_of_16_bytes(device: DeviceProfile) -> None:
     epilogue = parse_epilogue(
         "x = accum / whole; scale = max(abs(x)) / 6; D = x / scale",
@@ -274,12 +335,6 @@ def test_what_a_scale_and_its_elements_share_is_computed_once() -> None:
     by_name = {statement.name: statement.expression for statement in epilogue.statements}
     assert names_in(with_shared(by_name["D"], shared)) == {"silu(accum + bias)", "scale"}
     assert names_in(with_shared(by_name["F"], shared)) == {"accum + bias"}
-
-
-GROUPED = (
-    ("grouped_gemm", ("M", "N"), "offsets"),
-    ("masked_grouped_gemm", ("G", "M", "N"), "rows"),
-)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
