@@ -165,9 +165,16 @@ def _epilogues(epilogue: Epilogue) -> Iterator[tuple[str, str, Epilogue]]:
         if left_out.name == OUT:
             continue
         rest = [statement for statement in statements if statement is not left_out]
-        used = {statement.name for statement in rest}.union(*(names_in(s.expression) for s in rest))
-        operands = tuple(operand for operand in epilogue.operands if operand.name in used)
-        yield f"without `{left_out}` in the epilogue", "", Epilogue(canonical_text(rest), operands)
+        read = frozenset[str]().union(*(names_in(statement.expression) for statement in rest))
+        used = read.union(statement.name for statement in rest)
+        # What others read is a number there, where it is not computed.
+        operands = tuple(
+            EpilogueOperand(operand.name, "f32", NUMBER) if operand.name == left_out.name else operand
+            for operand in epilogue.operands
+            if operand.name in used
+        )
+        words = f"with `{left_out.name}` as a number" if left_out.name in read else f"without `{left_out}`"
+        yield f"{words} in the epilogue", "", Epilogue(canonical_text(rest), operands)
     for index, operand in enumerate(epilogue.operands):
 
         def other(index: int = index, **fields: object) -> Epilogue:

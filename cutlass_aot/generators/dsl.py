@@ -7,8 +7,9 @@ its ``compile``, never at the top of the module that holds the generator's class
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import cutlass
@@ -17,10 +18,11 @@ from cutlass.base_dsl.tvm_ffi_builder import spec
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutlass_aot.errors import GeneratorError
-from cutlass_aot.generators.epilogue_functions import ELEMENTARY, functions_of
+from cutlass_aot.generators.epilogue_functions import ELEMENTARY, Function, functions_of
 from cutlass_aot.generators.protocol import CompiledFunction
 from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.formula import PAIRWISE
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.words import did_you_mean
 
@@ -45,11 +47,23 @@ def _rotated(x: Any) -> Any:
     return found.load()
 
 
-EPILOGUE_FUNCTIONS = functions_of(
-    {name: _SPELT[name] if name in _SPELT else getattr(cute.math, name) for name in ELEMENTARY}, _rotated
-)
+def _of_pairs(x: Any, which: int) -> Any:
+    found = cute.make_rmem_tensor(x.shape, cutlass.Float32)
+    given = cute.make_rmem_tensor(x.shape, cutlass.Float32)
+    given.store(x)
+    for index in range(cute.size(given)):
+        found[index] = given[index // 2 * 2 + which]
+    return found.load()
+
+
+EPILOGUE_FUNCTIONS: Mapping[str, Function] = {
+    **functions_of(
+        {name: _SPELT[name] if name in _SPELT else getattr(cute.math, name) for name in ELEMENTARY}, _rotated
+    ),
+    **{name: partial(_of_pairs, which=which) for which, name in enumerate(PAIRWISE)},
+}
 """The functions and operators of an epilogue, on vectors of f32 in a kernel: neighbours of a row, from an
-even column on, where the function reads neighbours."""
+even column on, where the function reads neighbours. What has half as many columns has each value twice."""
 
 
 def dsl_dtype(name: str) -> Any:

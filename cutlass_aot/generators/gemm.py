@@ -122,7 +122,7 @@ def scales_of(kernel: Kernel) -> dict[str, ScaleRequest]:
     for operand in kernel.operands:
         if operand.scale is not None:
             found[operand.scale.of] = ScaleRequest(operand.dtype, operand.scale.block)
-        elif operand.name in ("a_scale", "b_scale") and len(operand.extents) > 1:
+        elif operand.name in ("a_scale", "b_scale") and len(operand.extents) > 1 and not operand.written:
             across, along = (extent_of(str(extent)) for extent in operand.extents[-2:])
             if across is not None and along is not None and along.divisor > 1:
                 found[operand.name[0]] = ScaleRequest(operand.dtype, along.divisor, across.divisor)

@@ -218,9 +218,6 @@ MODEL_EPILOGUES: Mapping[str, ModelEpilogue] = {
 """Those that can be written, by name."""
 
 NOT_WRITABLE: Mapping[str, str] = {
-    "SwiGLU of a gate and a value that alternate": "the output has half as many columns",
-    "FP8 with a scale for each 128 (DeepSeek-V3)": "a scale is of a part of a row",
-    "MXFP8 and NVFP4 with their scales": "a scale is of a part of a row",
     "top-k of the router": "a result is of a whole row",
 }
 """Those that cannot, by name, and why; docs/reference/epilogues.md says so."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from tests.support.floats import f32_bits, from_bf16, to_bf16, to_e4m3
+from tests.support.floats import e4m3_values, f32_bits, from_bf16, to_bf16, to_e4m3
 
 WARP = 32
 _GAP = 256
@@ -201,7 +201,8 @@ class _Cluster:
         every = numpy.arange(self.count, dtype=numpy.uint32)
         self.rank = every // numpy.uint32(program.threads)
         self.registers: dict[str, Any] = {
-            "%tid.x": every % numpy.uint32(program.threads), "%cluster_ctarank": self.rank
+            "%tid.x": every % numpy.uint32(program.threads), "%cluster_ctarank": self.rank,
+            "%laneid": every % numpy.uint32(program.threads) % numpy.uint32(WARP),
         }  # fmt: skip
         for axis, letter in enumerate("xyz"):
             self.registers[f"%ctaid.{letter}"] = self._all(place[axis])
@@ -317,7 +318,9 @@ class _Cluster:
                 self.unseen |= self.rank == place // self.program.shared[""]
         target, places = self._places(kinds[0], operands[0], bits // 8 * count, taken, True)
         for i, register in enumerate(names):
-            raw = numpy.ascontiguousarray(self._value(register, bits)[taken]).view(numpy.uint8)
+            # A byte lies in a register of 16 bits.
+            value = self._value(register, max(bits, 16))[taken].astype(f"u{bits // 8}")
+            raw = numpy.ascontiguousarray(value).view(numpy.uint8)
             columns = numpy.arange(i * bits // 8, (i + 1) * bits // 8)
             target[places[:, None] + columns] = raw.reshape(len(places), bits // 8)
 
@@ -444,7 +447,11 @@ class _Cluster:
     def _cvt(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         target, *sources = operands
         to, of = kinds[-2], kinds[-1]
-        if to in ("bf16x2", "f16x2", "e4m3x2"):
+        if (to, of) == ("f16x2", "e4m3x2"):
+            pair = self._value(sources[0], 16)
+            high, low = (e4m3_values()[pair >> shift & 255].astype(numpy.float16) for shift in (8, 0))
+            value = high.view(numpy.uint16).astype(numpy.uint32) << 16 | low.view(numpy.uint16)
+        elif to in ("bf16x2", "f16x2", "e4m3x2"):
             high, low = (self._float(source) for source in sources[:2])
             if to == "e4m3x2":
                 value = (to_e4m3(high) << 8 | to_e4m3(low)).astype(numpy.uint16)

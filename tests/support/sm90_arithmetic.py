@@ -14,6 +14,7 @@ import cutlass.cute as cute
 import numpy
 from cutlass.cute.runtime import from_dlpack
 
+from cutlass_aot.generators.sm90_gemm.conversions import as_f8e8m0, bits_of_f4e2m1, from_f8e8m0
 from cutlass_aot.generators.sm90_gemm.scale_factors import rows_there
 from cutlass_aot.generators.sm90_gemm.tiles import moved_back, tiles_of
 
@@ -39,10 +40,31 @@ def there(result: cute.Tensor, first: cutlass.Int64, rows: cutlass.Int32, count:
     result[0] = rows_there(first, count, rows)
 
 
+@cute.jit
+def f4e2m1(result: cute.Tensor, bits: cutlass.Int32) -> None:
+    result[0] = cutlass.Int32(bits_of_f4e2m1(bits.bitcast(cutlass.Float32)))
+
+
+@cute.jit
+def f8e8m0(result: cute.Tensor, bits: cutlass.Int32) -> None:
+    result[0] = cutlass.Int32(as_f8e8m0(bits.bitcast(cutlass.Float32)))
+
+
+@cute.jit
+def power(result: cute.Tensor, exponent: cutlass.Int32) -> None:
+    result[0] = from_f8e8m0(cutlass.Uint32(exponent)).bitcast(cutlass.Int32)
+
+
+FUNCTIONS = {
+    "tiles": tiles, "moved": moved, "there": there, "f4e2m1": f4e2m1, "f8e8m0": f8e8m0, "power": power,
+}  # fmt: skip
 ARGUMENTS = {
     "tiles": (cutlass.Int32,),
     "moved": (cutlass.Int32,) * 2,
     "there": (cutlass.Int64, cutlass.Int32),
+    "f4e2m1": (cutlass.Int32,),
+    "f8e8m0": (cutlass.Int32,),
+    "power": (cutlass.Int32,),
 }
 """Types of the arguments that are not compiled in."""
 
@@ -52,8 +74,7 @@ RESULT = from_dlpack(MEMORY)
 
 @cache
 def compiled(name: str, *compiled_in: int) -> Any:
-    function = {"tiles": tiles, "moved": moved, "there": there}[name]
-    return cute.compile(function, RESULT, *(of(0) for of in ARGUMENTS[name]), *compiled_in)
+    return cute.compile(FUNCTIONS[name], RESULT, *(of(0) for of in ARGUMENTS[name]), *compiled_in)
 
 
 def called(name: str, *numbers: int) -> int:

@@ -4,7 +4,8 @@
 
 Operands are random and padded; outputs are NaN before each launch, and reductions what changes nothing. Each
 kernel is launched twice, and has to give the same bits, but for sums of blocks. Exit status 1 says that
-something is wrong, and what.
+something is wrong, and what. Scales of blocks, and outputs of half as many columns, are checked by
+tests/gpu/test_sm90_quantized.py alone.
 """
 
 from __future__ import annotations
@@ -170,6 +171,11 @@ class Case:
         return max(own, FP8_BOUND if self._kernel.accumulation == FAST else EXACT_FP8_BOUND)
 
 
+def _is_checked(kernel: Kernel) -> bool:
+    epilogue = epilogue_of(kernel)
+    return epilogue is None or (epilogue.block == 1 and not epilogue.halves)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Check what the command line names; 0 if nothing is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -179,7 +185,7 @@ def main(words: Sequence[str] | None = None) -> int:
     import torch
 
     kernels = cutlass_aot.open(arguments.bundle).kernels(operation="gemm", family=arguments.family)
-    wrong = check(torch, kernels)
+    wrong = check(torch, [kernel for kernel in kernels if _is_checked(kernel.kernel)])
     print(f"{len(wrong)} wrong results", *wrong, sep="\n  ")
     return bool(wrong)
 

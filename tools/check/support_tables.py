@@ -38,6 +38,7 @@ from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
 from cutlass_aot.manifest.toml import load_toml
 from cutlass_aot.schema.entry_points import GENERATORS
 from cutlass_aot.schema.kernels.accumulation import FAST
+from cutlass_aot.schema.kernels.epilogue import BLOCKS as BLOCKS_OF_COLUMNS
 from cutlass_aot.schema.kernels.epilogue import (
     COLUMN,
     ELEMENT,
@@ -54,6 +55,7 @@ from cutlass_aot.schema.kernels.formula import (
     ACCUMULATOR,
     COMPARISONS,
     FUNCTIONS,
+    PAIRWISE,
     POWER,
     REDUCTIONS,
     Apply,
@@ -112,6 +114,8 @@ def examples() -> dict[str, Epilogue]:
     result: dict[str, tuple[str, Mapping[str, Mapping[str, object]]]] = {}
     for name, count in FUNCTIONS.items():
         result[name] = f"D = {name}({', '.join([ACCUMULATOR, '0.5', '2'][:count])})", {}
+    for name in PAIRWISE:
+        result[name] = f"D = {name}({ACCUMULATOR})", {}
     for name, text in OPERATORS.items():
         result[name] = f"D = {text}", {}
     result[CONSTANT] = f"D = {ACCUMULATOR} * 2", {}
@@ -124,6 +128,9 @@ def examples() -> dict[str, Epilogue]:
         for extents, kept in REDUCED.items():
             text = f"D = {ACCUMULATOR}; r = {reduction}({ACCUMULATOR})"
             result[f"{reduction} of {kept}"] = text, {"r": {"extents": _WRITTEN[extents]}}
+    for columns in BLOCKS_OF_COLUMNS.values():
+        text = f"s = max({ACCUMULATOR}); D = {ACCUMULATOR} / s"
+        result[_of_block(columns)] = text, {"s": {"extents": f"MN/{columns}"}}
     for transport in TRANSPORTS:
         operand = {"extents": "MN", "transport": transport}
         written = transport.endswith("store")
@@ -132,13 +139,19 @@ def examples() -> dict[str, Epilogue]:
     return {name: parse_epilogue(text, operands) for name, (text, operands) in result.items()}
 
 
+def _of_block(columns: int) -> str:
+    return f"scale of {columns} columns"
+
+
 def classes_of(epilogue: Epilogue) -> set[str]:
     """The classes that an epilogue is of."""
     operands = {operand.name: operand for operand in epilogue.operands}
     result = set()
     for statement in epilogue.statements:
         result |= set(_in_expression(statement.expression))
-        if statement.name in operands:
+        if statement.name in operands and operands[statement.name].block > 1:
+            result.add(_of_block(operands[statement.name].block))
+        elif statement.name in operands:
             extents = operands[statement.name].extents
             result.add(f"{statement.reduction} of {REDUCED[extents]}" if statement.reduction else AUXILIARY)
     for operand in operands.values():
@@ -156,7 +169,9 @@ def _in_expression(expression: Expression) -> Iterator[str]:
     if isinstance(expression, Constant):
         yield CONSTANT
     if isinstance(expression, Apply):
-        yield expression.operation
+        # What is reduced follows from the output's extents, which have a class of their own.
+        if expression.operation not in REDUCTIONS:
+            yield expression.operation
         for argument in expression.arguments:
             yield from _in_expression(argument)
 

@@ -16,6 +16,7 @@ from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.epilogue import DTYPES as DTYPES_OF_OPERANDS
 from cutlass_aot.schema.kernels.epilogue import (
     ELEMENT,
     EXTENTS,
@@ -49,6 +50,10 @@ def enumerate_kernels(
     epilogue = problem.epilogue
     if epilogue is None or problem.accumulator == "f16":
         return  # the kernel cannot take a value of f16 out of tensor memory as f32
+    if any(operand.block > 1 or operand.dtype not in DTYPES_OF_OPERANDS for operand in epilogue.operands):
+        return  # a thread has no whole blocks of columns, and the kernel stores no elements below a byte
+    if epilogue.halves:
+        return  # the kernel's output has as many columns as its tiles
     moved = ",".join(
         f"{operand.name}={operand.transport}" for operand in epilogue.operands if operand.transport
     )

@@ -24,7 +24,7 @@ from cutlass_aot.schema.kernels.constraints import (
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import BY_DSL, DTYPES
 from cutlass_aot.schema.kernels.epilogue import NUMBER, Epilogue, EpilogueOperand
-from cutlass_aot.schema.kernels.formula import ROTATION, operations_in
+from cutlass_aot.schema.kernels.formula import PAIRWISE, ROTATION, operations_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 BLOCK_SCALED = "PersistentDenseBlockScaledGemm"
@@ -109,7 +109,10 @@ def is_elementwise(epilogue: Epilogue | None) -> bool:
     """Whether kernels of block-scaled and grouped GEMMs take an epilogue: one output, of numbers alone."""
     if epilogue is None:
         return True
-    of_elements = all(ROTATION not in operations_in(found.expression) for found in epilogue.statements)
+    of_neighbours = {ROTATION, *PAIRWISE}
+    of_elements = all(
+        of_neighbours.isdisjoint(operations_in(found.expression)) for found in epilogue.statements
+    )
     return of_elements and all(operand.extents == NUMBER for operand in epilogue.operands)
 
 

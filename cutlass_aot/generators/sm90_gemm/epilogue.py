@@ -6,13 +6,16 @@ Import it inside a worker only: it imports the DSL.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.generators import dsl
+from cutlass_aot.generators.sm90_gemm.conversions import as_f4e2m1
+from cutlass_aot.generators.sm90_gemm.statements import distance, of_elements, shared_by_both, with_shared
 from cutlass_aot.schema.kernels.epilogue import (
     COLUMN,
     ELEMENT,
@@ -23,7 +26,7 @@ from cutlass_aot.schema.kernels.epilogue import (
     Epilogue,
     EpilogueOperand,
 )
-from cutlass_aot.schema.kernels.formula import ACCUMULATOR, Statement, evaluate, names_in
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, Expression, Statement, evaluate, names_in
 
 VECTOR = 4
 """Neighbouring elements of a row that are computed at once."""
@@ -59,44 +62,76 @@ class Output(NamedTuple):
 
 
 def emit(
-    result: Any, at: tuple[Any, Any, Any], output: Output, partial: tuple[Any, ...], row: int = 0
+    result: Any,
+    at: tuple[Any, Any, Any],
+    output: Output,
+    partial: tuple[Any, ...],
+    row: int = 0,
+    known: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Store neighbouring results of a row, or store and reduce what the epilogue makes of sums.
 
     ``at`` is row, column and batch of the first, ``partial`` what this thread has reduced, and ``row`` the
-    place of the row in it.
+    place of the row in it. ``known`` are registers with what has been worked out of the formula.
     """
     epilogue = output.epilogue
     if epilogue is None:
         store(output.tensor, at, result)
         return
-    values = results(epilogue, result, output.operands, at)
+    values = results(epilogue, result, output.operands, at, known)
     given = output.by_name()
-    for statement, value in zip(epilogue.statements, values, strict=True):
-        if not statement.reduction:
+    for statement, value in zip(of_elements(epilogue), values, strict=True):
+        if statement.name == OUT and epilogue.halves:
+            row_of, column, batch = at
+            store(output.tensor, (row_of, column // 2, batch), _once(value))
+        elif not statement.reduction:
             store(given[statement.name][1] if statement.name in given else output.tensor, at, value)
     take(epilogue, partial, values, row)
 
 
-def results(epilogue: Epilogue, total: Any, operands: Sequence[Any], at: tuple[Any, Any, Any]) -> list[Any]:
-    """Values of each statement of the formula, D first, for some neighbouring elements of a row.
+def results(
+    epilogue: Epilogue,
+    total: Any,
+    operands: Sequence[Any],
+    at: tuple[Any, Any, Any],
+    known: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Any]:
+    """Values of each statement of :func:`~.of_elements` for some neighbours; see :func:`evaluated`."""
+    statements = of_elements(epilogue)
+    shared = shared_by_both(epilogue)
+    expressions = [with_shared(statement.expression, shared) for statement in statements]
+    values = evaluated(epilogue, expressions, total, operands, at, known)
+    truths = {operand.name for operand in epilogue.operands if operand.dtype == "bool"}
+    unequal = dsl.EPILOGUE_FUNCTIONS["!="]
+    return [
+        unequal(value, _like(total, 0.0)) if statement.name in truths else value
+        for statement, value in zip(statements, values, strict=True)
+    ]
+
+
+def evaluated(
+    epilogue: Epilogue,
+    expressions: Sequence[Expression],
+    total: Any,
+    operands: Sequence[Any],
+    at: tuple[Any, Any, Any],
+    known: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Any]:
+    """Values of expressions for some neighbouring elements of a row.
 
     ``total`` has their sums along K in f32, ``operands`` the tensors and numbers of ``epilogue.operands``,
-    and ``at`` row, column and batch of the first element; the column is a multiple of their number.
+    and ``at`` row, column and batch of the first element; the column is a multiple of their number. ``known``
+    are registers with what else they read by name.
     """
-    statements = epilogue.statements
-    read = frozenset().union(*(names_in(statement.expression) for statement in statements))
-    values = {ACCUMULATOR: total}
+    read = frozenset[str]().union(*map(names_in, expressions))
+    values = {ACCUMULATOR: total, **{name: registers.load() for name, registers in known.items()}}
     for operand, given in zip(epilogue.operands, operands, strict=True):
-        if operand.name in read:
+        if operand.name in read and not operand.written:
             values[operand.name] = _loaded(operand, given, total, at)
-    truths = {operand.name for operand in epilogue.operands if operand.dtype == "bool"}
-    functions = dsl.EPILOGUE_FUNCTIONS
-    found = []
-    for statement in statements:
-        value = evaluate(statement.expression, values, functions, lambda number: _like(total, number))
-        found.append(functions["!="](value, _like(total, 0.0)) if statement.name in truths else value)
-    return found
+    return [
+        evaluate(expression, values, dsl.EPILOGUE_FUNCTIONS, lambda number: _like(total, number))
+        for expression in expressions
+    ]
 
 
 def _loaded(operand: EpilogueOperand, given: Any, total: Any, at: tuple[Any, Any, Any]) -> Any:
@@ -121,15 +156,31 @@ def store(tensor: Any, at: tuple[Any, Any, Any], values: Any) -> None:
     """Store neighbouring elements of a row of a (L, M, N) tensor, converted to its element type."""
     row, column, batch = at
     count = cute.size(values.shape)
+    offset = cute.crd2idx((batch, row, column), tensor.layout)
+    if tensor.element_type is cutlass.Float4E2M1FN:
+        packed = as_f4e2m1(values)
+        in_bytes = cute.recast_ptr(tensor.iterator, dtype=packed.element_type)
+        target = in_bytes + cute.assume(offset // 2, divby=count // 2)
+        cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(count // 2)))
+        return
     converted = cute.make_rmem_tensor(count, tensor.element_type)
     converted.store(values.to(tensor.element_type))
-    offset = cute.crd2idx((batch, row, column), tensor.layout)
     cute.autovec_copy(converted, neighbours(tensor, offset, count))
 
 
 def neighbours(tensor: Any, offset: Any, count: int) -> Any:
     """``count`` contiguous elements from an offset, which is a multiple of ``count``."""
     return cute.make_tensor(tensor.iterator + cute.assume(offset, divby=count), cute.make_layout(count))
+
+
+def _once(values: Any) -> Any:
+    """Of values of which each two neighbours are the same, one each."""
+    twice = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
+    twice.store(values)
+    once = cute.make_rmem_tensor(VECTOR // 2, cutlass.Float32)
+    for index in range(VECTOR // 2):
+        once[index] = twice[2 * index]
+    return once.load()
 
 
 def _like(total: Any, number: Any) -> Any:
@@ -143,10 +194,10 @@ def _like(total: Any, number: Any) -> Any:
 
 
 def reductions(epilogue: Epilogue | None) -> Iterator[tuple[Statement, tuple[str | int, ...]]]:
-    """The statements that are reductions, in their order, with the extents of their destinations."""
+    """The statements that blocks reduce in memory, in their order, with the extents of their destinations."""
     if epilogue is not None:
         extents = {operand.name: operand.extents for operand in epilogue.operands}
-        for statement in epilogue.statements:
+        for statement in of_elements(epilogue):
             if statement.reduction:
                 yield statement, extents[statement.name]
 
@@ -163,11 +214,11 @@ def partial_results(epilogue: Epilogue | None, rows: int) -> tuple[Any, ...]:
 
 def take(epilogue: Epilogue, partial: tuple[Any, ...], values: Sequence[Any], row: int) -> None:
     """Combine the statements' values for some neighbours, of one of a thread's rows, with what it has."""
-    reduced = [value for value, of in zip(values, epilogue.statements, strict=True) if of.reduction]
+    reduced = [value for value, of in zip(values, of_elements(epilogue), strict=True) if of.reduction]
     for (statement, extents), kept, value in zip(reductions(epilogue), partial, reduced, strict=True):
         elements = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
         elements.store(value)
-        for index in range(VECTOR):
+        for index in range(0, VECTOR, distance(statement.expression)):
             place = {COLUMN: row, ROW: index, ELEMENT: 0}[extents]
             kept[place] = combined(statement.reduction, kept[place], elements[index])
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import (
+    CONTIGUOUS_MODES,
     EXTENTS,
     GROUPED_EXTENTS,
     GROUPED_GEMM,
@@ -35,12 +36,21 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     make_plan,
 )
 from cutlass_aot.schema.kernels.accumulation import EXACT
-from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint
 from cutlass_aot.schema.kernels.cost import ROWS_PER_EXPECTED
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
-from cutlass_aot.schema.kernels.epilogue import COLUMN, MATRIX, NUMBER, ROW, Epilogue, EpilogueOperand
-from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
+from cutlass_aot.schema.kernels.epilogue import (
+    BLOCKS,
+    COLUMN,
+    MATRIX,
+    NUMBER,
+    ROW,
+    STORED_DTYPES,
+    Epilogue,
+    EpilogueOperand,
+)
+from cutlass_aot.schema.kernels.epilogue import EXTENTS as EPILOGUE_EXTENTS
 from cutlass_aot.schema.kernels.kernel import Kernel
 
 FAMILY = "Sm90ClusterGemm"
@@ -62,7 +72,7 @@ INPUTS = {
     "f8e4m3": ("bf16", "f16", "f32"),
 }
 """Element types of A and B, each with those of the output."""
-FUSED_OUTPUTS = tuple(dtype for dtype in EPILOGUE_DTYPES if dtype != "bool")
+FUSED_OUTPUTS = tuple(dtype for dtype in STORED_DTYPES if dtype != "bool")
 """Element types of the output after an epilogue, whatever A and B are."""
 LAYOUTS = ("tnt", "ttt")
 SCALES = (ScaleRequest("f32", SCALED_BLOCK), ScaleRequest("f32", SCALED_BLOCK, across=SCALED_BLOCK))
@@ -130,7 +140,11 @@ class _Design:
         size = math.prod(self.cluster)
         return {f"max_active_clusters_{size}": device.active_clusters(size)}
 
-    def plan(self, input_bits: int, output_bits: int, fused: bool, active: int) -> Plan:
+    def has_blocks(self, columns: int) -> bool:
+        """Whether threads of one warp hold each block of so many columns of a row, from which they store."""
+        return not self.swap and self.cluster[2] == 1 and self.tile[1] % columns == 0
+
+    def plan(self, input_bits: int, output_bits: int, epilogue: Epilogue | None, active: int) -> Plan:
         tile, cluster = self.tile, self.cluster
         if self.swap:
             tile, cluster = (tile[1], tile[0], tile[2]), (cluster[1], cluster[0], cluster[2])
@@ -143,10 +157,11 @@ class _Design:
             active=active,
             input_bits=input_bits,
             output_bits=output_bits,
-            fused=fused,
+            fused=epilogue is not None,
             scaled=self.scaled,
             exact=self.exact,
             operation=self.operation,
+            block=columns_of_block(epilogue),
         )
 
 
@@ -295,6 +310,19 @@ _SCALED_GROUPED = {
 }
 """The same for groups."""
 
+_IN_BLOCKS = {
+    (64, 128, 1, 1): "1x1x1",
+    (64, 256, 1, 1): "1x1x1",
+    (128, 128, 1, 1): "1x1x1",
+}
+"""Further tiles for epilogues with values of blocks of columns, of which a tile has whole ones."""
+
+_IN_BLOCKS_PERSISTENT = {
+    (128, 128, 1, 1): "1x1x1",
+    (128, 256, 1, 1): "1x1x1",
+}
+"""The same for many tiles."""
+
 _Table = dict[tuple[int, int, int, int], str]
 _TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, bool, bool], ...]] = {
     (False, False): (
@@ -441,9 +469,15 @@ def _cost_of_groups(operation: str, bits: int) -> str:
     return f"{times.start} + maximum({compute}, {memory}) + {times.hidden} * minimum({compute}, {memory})"
 
 
-def _designs(input_bits: int, scaled: bool, exact: bool, operation: str) -> Iterator[_Design]:
+def _designs(
+    input_bits: int, scaled: bool, exact: bool, operation: str, in_blocks: bool
+) -> Iterator[_Design]:
     line = LINE_BYTES * 8 // input_bits
-    for table, swap, persistent in _TABLES[scaled or exact, operation in GROUPED_EXTENTS]:
+    promoted, groups = scaled or exact, operation in GROUPED_EXTENTS
+    tables = _TABLES[promoted, groups]
+    if in_blocks and not (promoted or groups):
+        tables += (_IN_BLOCKS, False, False), (_IN_BLOCKS_PERSISTENT, False, True)
+    for table, swap, persistent in tables:
         for (m, n, lines, blocks), clusters in table.items():
             for cluster in clusters.split():
                 tile = m, n, lines * line
@@ -465,7 +499,9 @@ class Sm90Gemm:
         "cutlass_aot.generators.dsl",
         "cutlass_aot.generators.epilogue_functions",
         "cutlass_aot.generators.gemm",
+        "cutlass_aot.generators.sm90_gemm.blocks",
         "cutlass_aot.generators.sm90_gemm.consumer",
+        "cutlass_aot.generators.sm90_gemm.conversions",
         "cutlass_aot.generators.sm90_gemm.epilogue",
         "cutlass_aot.generators.sm90_gemm.generator",
         "cutlass_aot.generators.sm90_gemm.groups",
@@ -481,6 +517,7 @@ class Sm90Gemm:
         "cutlass_aot.generators.sm90_gemm.scaled_mainloop",
         "cutlass_aot.generators.sm90_gemm.schedule",
         "cutlass_aot.generators.sm90_gemm.staged_store",
+        "cutlass_aot.generators.sm90_gemm.statements",
         "cutlass_aot.generators.sm90_gemm.tiles",
         "cutlass_aot.generators.sm90_gemm.tma",
         "cutlass_aot.generators.sm90_gemm.tma_store",
@@ -522,12 +559,13 @@ class Sm90Gemm:
 
 def plan_of(kernel: Kernel) -> Plan:
     """The plan of a kernel, from its design."""
-    problem = problem_of_kernel(kernel, epilogue_of(kernel))
+    epilogue = epilogue_of(kernel)
+    problem = problem_of_kernel(kernel, epilogue)
     bits, output_bits = DTYPES[problem.dtypes[0]].bits, DTYPES[problem.dtypes[-1]].bits
     for design in _offered(problem, kernel.target):
         if _kernel(problem, design, dict(kernel.constants)) == kernel:
             active = sum(dict(kernel.constants).values()) * design.blocks
-            return design.plan(bits, output_bits, bool(kernel.epilogue), active)
+            return design.plan(bits, output_bits, epilogue, active)
     raise GeneratorError(
         f"{Sm90Gemm.name} has no kernel {kernel.name}: expected a record of its enumerate(); plan again"
     )
@@ -537,31 +575,80 @@ def epilogue_of(kernel: Kernel) -> Epilogue | None:
     """The epilogue of a kernel, from its text and its operands."""
     if not kernel.epilogue:
         return None
+    first = len(EXTENTS) + len(scales_of(kernel))
+    halves = kernel.operands[len(EXTENTS) - 1].extents[-1] == _HALF
     operands = (
-        EpilogueOperand(operand.name, operand.dtype, operand.extents, written=operand.written)
-        for operand in kernel.operands[len(EXTENTS) + len(scales_of(kernel)) :]
+        EpilogueOperand(
+            operand.name,
+            operand.dtype,
+            _IN_EPILOGUE[kernel.operation, halves, operand.extents],
+            # Everything else is row-major, as the output is.
+            layout=operand.layout if operand.layout == "n" else "",
+            written=operand.written,
+        )
+        for operand in kernel.operands[
+            first : len(kernel.operands) - len(group_constraints(kernel.operation))
+        ]
     )
     return Epilogue(kernel.epilogue, tuple(operands))
 
 
-def _epilogue_constraint(operand: EpilogueOperand) -> OperandConstraint:
-    matrix, number = operand.extents == MATRIX, operand.extents == NUMBER
-    bytes_ = DTYPES[operand.dtype].bytes
+def columns_of_block(epilogue: Epilogue | None) -> int:
+    """Columns of the sums of which an epilogue stores a value for each block; 1 if it does not."""
+    if epilogue is None or epilogue.block == 1:
+        return 1
+    return epilogue.block * (2 if epilogue.halves else 1)
+
+
+def in_call(extents: tuple[str | int, ...], operation: str, halves: bool) -> tuple[str | int, ...]:
+    """Extents of an operand of an epilogue as they are in a call.
+
+    Matrices of a GEMM of groups are as its output is. N are the columns of the sums.
+    """
+    block = BLOCKS.get(extents, 1)
+    if halves and block > 1:
+        extents = (*extents[:-1], f"N / {2 * block}")
+    batch = GROUPED_EXTENTS.get(operation, EXTENTS)["out"][:-2]
+    return (*batch, *extents[1:]) if extents[:1] == (BATCH,) else extents
+
+
+_IN_EPILOGUE = {
+    (operation, halves, in_call(extents, operation, halves)): extents
+    for operation in (*GROUPED_EXTENTS, "gemm")
+    for halves in (False, True)
+    for extents in EPILOGUE_EXTENTS.values()
+}
+"""Extents of operands of an epilogue by the operation, whether the output has half the columns, and the
+extents of a call."""
+
+_HALF = "N / 2"
+"""Columns of an output that has half as many as there are sums."""
+
+
+def _epilogue_constraint(operand: EpilogueOperand, operation: str, halves: bool) -> OperandConstraint:
+    matrix = operand.extents == MATRIX
+    bits = DTYPES[operand.dtype].bits
     in_vectors = matrix or (operand.extents in (ROW, COLUMN) and not operand.written)
     return OperandConstraint(
         name=operand.name,
         dtype=operand.dtype,
-        extents=operand.extents,
-        contiguous=0 if number else -1,
-        divisibility=_ALIGNMENT // bytes_ if matrix else 1,
-        alignment=_ALIGNMENT if in_vectors else bytes_,
+        extents=in_call(operand.extents, operation, halves),
+        contiguous=0 if operand.extents == NUMBER else CONTIGUOUS_MODES[operand.layout or "t"],
+        divisibility=_ALIGNMENT * 8 // bits if matrix else 1,
+        alignment=_ALIGNMENT if in_vectors else bits // 8,
         written=operand.written,
     )
 
 
 def _fusible(epilogue: Epilogue) -> bool:
-    """Whether the kernel can compute an epilogue: matrices row-major, and no transports to choose from."""
-    return all(operand.layout in ("", "t") and not operand.transport for operand in epilogue.operands)
+    """Whether the kernel can compute an epilogue: matrices row-major, and no transports to choose from.
+
+    Values of blocks of columns are in either order.
+    """
+    return all(
+        (operand.layout in ("", "t") or operand.block > 1) and not operand.transport
+        for operand in epilogue.operands
+    )
 
 
 def _offered(problem: Problem, target: str) -> Iterator[_Design]:
@@ -580,24 +667,51 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
     if problem.layouts not in (LAYOUTS if bits == 16 else LAYOUTS[:1]):
         return
     scaled = problem.scales != (None, None)
-    if scaled and (problem.scales != SCALES or bits != 8 or out == "f16" or problem.epilogue is not None):
+    plain = problem.epilogue is None
+    if scaled and (problem.scales != SCALES or bits != 8 or (plain and out == "f16")):
         return
     exact = not scaled and problem.accumulation == EXACT and has_fast_sums(problem, target)
     groups = problem.operation in GROUPED_EXTENTS
-    if problem.epilogue is not None and (groups or not _fusible(problem.epilogue)):
+    if problem.epilogue is not None and not _fusible(problem.epilogue):
         return
     fast = bits == 8 and not (scaled or exact)
-    if groups and (problem.layouts != LAYOUTS[0] or fast or DTYPES[out].bits != 16):
+    if groups and (problem.layouts != LAYOUTS[0] or fast or (plain and DTYPES[out].bits != 16)):
         return
     wide = DTYPES[out].bits == 32 or problem.epilogue is not None
-    for design in _designs(bits, scaled, exact, problem.operation):
+    block = columns_of_block(problem.epilogue)
+    for design in _designs(bits, scaled, exact, problem.operation, block > 1):
         # If columns of B are contiguous, the part of a tile that each block of a cluster loads has to consist
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
             continue
         if wide and design.spills_wide:
             continue
+        if block > 1 and not design.has_blocks(block):
+            continue
         yield design
+
+
+def _operands(problem: Problem) -> Iterator[OperandConstraint]:
+    halves = problem.epilogue is not None and problem.epilogue.halves
+    for operand in constraints(problem, _ALIGNMENT):
+        if halves and operand.written:
+            yield operand._replace(extents=(*operand.extents[:-1], _HALF))
+        elif halves and operand.extents[-1] == "N":
+            # Of an odd number, the quotient would be of a pair that is not there.
+            yield operand._replace(multiples=(*(1 for _ in operand.extents[:-1]), 2))
+        else:
+            yield operand
+    own = scale_constraints(problem, _FACTOR_BYTES), group_constraints(problem.operation)
+    names = {operand.name for operands in own for operand in operands}
+    yield from own[0]
+    for given in problem.epilogue.operands if problem.epilogue else ():
+        if given.name in names:
+            raise GeneratorError(
+                f"the epilogue has an operand {given.name!r}, and {problem.operation} has one of its own: "
+                f"expected a name other than {' and '.join(sorted(names))}"
+            )
+        yield _epilogue_constraint(given, problem.operation, halves)
+    yield from own[1]
 
 
 def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> Kernel:
@@ -605,12 +719,7 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
     return Kernel.make(
         operation=problem.operation,
         generator=Sm90Gemm.name,
-        operands=(
-            *constraints(problem, _ALIGNMENT),
-            *scale_constraints(problem, _FACTOR_BYTES),
-            *(map(_epilogue_constraint, epilogue.operands) if epilogue else ()),
-            *group_constraints(problem.operation),
-        ),
+        operands=tuple(_operands(problem)),
         accumulator=problem.accumulator,
         epilogue="" if epilogue is None else epilogue.formula,
         design=design.values(),

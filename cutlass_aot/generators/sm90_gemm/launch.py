@@ -19,6 +19,7 @@ from cutlass_aot.generators.sm90_gemm.plan import MAX_GRID_YZ, ROWS
 from cutlass_aot.generators.sm90_gemm.tiles import tiles_of
 from cutlass_aot.generators.sm90_gemm.tma import shared_layout, tma_load
 from cutlass_aot.generators.sm90_gemm.tma_store import tma_store
+from cutlass_aot.schema.kernels.constraints import BATCH
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -55,6 +56,12 @@ def gemm(
         *operands, groups = operands
         if cutlass.const_expr(plan.operation == GROUPED_GEMM):
             a, out = one_batch(a), one_batch(out)
+            operands = [
+                one_batch(given) if operand.extents[:1] == (BATCH,) else given
+                for operand, given in zip(epilogue.operands if epilogue else (), operands, strict=True)
+            ]
+    if cutlass.const_expr(epilogue is not None and epilogue.halves):
+        out = with_columns(out, b.shape[2])
     operands = [dsl.as_bytes(operand) for operand in operands]
     left = cute.make_tensor(a.iterator, cute.select(a.layout, [1, 2, 0]))
     right = cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0]))
@@ -112,3 +119,9 @@ def one_batch(tensor: Any) -> Any:
     (rows, columns), (stride, _) = tensor.shape, tensor.stride
     layout = cute.make_layout((1, rows, columns), stride=(rows * stride, *tensor.stride))
     return cute.make_tensor(tensor.iterator, layout)
+
+
+def with_columns(out: Any, columns: Any) -> Any:
+    """An output as if it had as many columns as there are sums, of which each two have one result."""
+    batches, rows, _ = out.shape
+    return cute.make_tensor(out.iterator, cute.make_layout((batches, rows, columns), stride=out.stride))

@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
+from cutlass_aot.generators.sm90_gemm.blocks import reduce_block
 from cutlass_aot.generators.sm90_gemm.epilogue import (
     VECTOR,
     Output,
@@ -27,7 +28,11 @@ from cutlass_aot.generators.sm90_gemm.tiles import Corner, Tile
 from cutlass_aot.schema.kernels.epilogue import COLUMN, ROW
 
 STORES = 8
-"""Vectors of results that the threads of a warp exchange before they store the first."""
+"""Vectors of results that the threads of a warp exchange before they store the first, at least. Of blocks of
+columns of which a value is stored, they are those of one or several."""
+
+COLUMNS = 16
+"""Neighbouring columns of a row that four threads store together."""
 
 SAME_ROW, SAME_COLUMN = (1, 2), (4, 8, 16)
 """Bits of the numbers of the lanes that store elements of the same rows, and of the same columns."""
@@ -72,10 +77,14 @@ def store_sums(
     # The rows of which this thread has some, and what it has reduced of them.
     own_rows = sorted({more_rows for *_, more_rows, _ in todo})
     partial = partial_results(output.epilogue, len(own_rows))
-    for begin in cutlass.range_constexpr(0, len(todo), STORES):
+    # Pieces of a block of columns of which a value is stored.
+    in_block = max(plan.block // COLUMNS, 1)
+    known_of_block: list[dict[str, Any]] = [{}] * in_block
+    stores = max(STORES, in_block)
+    for begin in cutlass.range_constexpr(0, len(todo), stores):
         # The threads exchange what several vectors need before any is stored: an exchange takes long.
         pending = []
-        for first, second, more_rows, more_columns in todo[begin : begin + STORES]:
+        for first, second, more_rows, more_columns in todo[begin : begin + stores]:
             inside = (row_offset + more_rows < row_count) & (column_offset + more_columns < column_count)
             at = (
                 first_row + (row + more_rows),
@@ -89,8 +98,13 @@ def store_sums(
         for place in cutlass.range_constexpr(len(pending)):
             inside, at, result = pending[place]
             _, _, more_rows, more_columns = todo[begin + place]
+            if cutlass.const_expr(plan.block > 1 and place % in_block == 0):
+                of_block = pending[place : place + in_block]
+                known_of_block = reduce_block(of_block, output.epilogue, output, SAME_ROW, plan.block)
             # Bound here: in the branch, the number would be one that is known at run time alone.
-            emit_in_row = functools.partial(emit, row=own_rows.index(more_rows))
+            emit_in_row = functools.partial(
+                emit, row=own_rows.index(more_rows), known=known_of_block[place % in_block]
+            )
             if inside:
                 emit_in_row(result.load(), at, output, partial)
             ends = place + 1 == len(pending) or todo[begin + place + 1][3] != more_columns
@@ -120,7 +134,8 @@ def pieces(plan: Any) -> list[tuple[int, int, int, int]]:
     """What a thread stores at once of a tile: two pairs of sums, of which an exchange makes four neighbours.
 
     Each is the indices of the first and the second pair, and the rows and columns of the tile of the output
-    before what the warp stores, which has eight rows and 16 columns.
+    before what the warp stores, which has eight rows and 16 columns. Where an epilogue has values of blocks
+    of columns, those of a block come one after the other.
     """
     rows, columns, _ = plan.tile
     found = []
@@ -136,7 +151,7 @@ def pieces(plan: Any) -> list[tuple[int, int, int, int]]:
                 found.append((index, index + 2, across, down))
             elif group % 2 == 0:
                 found += [(index + half, index + half + 4, down + half * 4, across) for half in (0, 2)]
-    return found
+    return found if plan.block == 1 else sorted(found, key=lambda piece: piece[2:])
 
 
 def converted_pair(total: Any, index: int, output: Output) -> Any:

@@ -5,18 +5,26 @@ other name an operand or a temporary. Epilogues are computed in f32.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.kernels.constraints import CALL_NAMES, MAX_OPERANDS
 from cutlass_aot.schema.kernels.formula import (
     ACCUMULATOR,
     OUT,
+    PAIRWISE,
+    REDUCTIONS,
+    ROTATION,
+    Apply,
+    Expression,
+    Name,
     Statement,
     canonical_text,
     is_name,
     names_in,
+    operations_in,
     parse_formula,
+    without_reductions,
 )
 from cutlass_aot.schema.words import did_you_mean
 
@@ -28,19 +36,30 @@ STRIDED_COLUMN: tuple[str | int, ...] = ("M", 1)
 ELEMENT: tuple[str | int, ...] = (1,)
 NUMBER: tuple[str | int, ...] = ()
 
+BLOCKS: Mapping[tuple[str | int, ...], int] = {
+    ("L", "M", f"N / {columns}"): columns for columns in (128, 32, 16)
+}
+"""Extents of outputs that have a value for each row and so many columns, rounded up."""
+
 EXTENTS: Mapping[str, tuple[str | int, ...]] = {
     "MN": MATRIX, "LMN": MATRIX, "N": ROW, "M": COLUMN, "N1": STRIDED_ROW, "M1": STRIDED_COLUMN, "1": ELEMENT,
-    "": NUMBER,
+    "": NUMBER, **{f"MN/{columns}": extents for extents, columns in BLOCKS.items()},
 }  # fmt: skip
 """Names in a manifest of an operand's extents: a matrix (with or without the batch), a vector along N or M,
 one along N or M as a column of a matrix, with any stride, one element in the GPU's memory, a number that is
-passed by value."""
+passed by value, a matrix with a value for each row and so many columns."""
 
 TRANSPORTS = ("tma", "sync_gmem_load", "async_gmem_load", "sync_gmem_store")
 """How a matrix or a vector moves between global memory and registers; ``tma`` is the default."""
 
 DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i32", "i8", "u8", "bool")
 """Element types of an epilogue's operands."""
+
+STORED_DTYPES = (*DTYPES, "f4e2m1")
+"""Those of matrices that are written."""
+
+BLOCK_DTYPES = ("f32", "f8e8m0", "f8e4m3")
+"""Those of values of blocks of columns."""
 
 LOADS = TRANSPORTS[:3]
 STORES = (TRANSPORTS[0], TRANSPORTS[3])
@@ -61,9 +80,10 @@ class EpilogueOperand:
 
     Attributes:
         name: as in the formula and in a call.
-        dtype: one of :data:`DTYPES`.
+        dtype: one of :data:`DTYPES`, :data:`STORED_DTYPES` or :data:`BLOCK_DTYPES`.
         extents: a value of :data:`EXTENTS`.
         layout: of a matrix, ``t`` for row-major, ``n`` for column-major, ``""`` for that of out; else ``""``.
+            Values of blocks of columns are a matrix.
         transport: one of :data:`TRANSPORTS` other than ``tma``; ``""`` is ``tma``.
         written: whether it is an output; a vector or an element is the destination of a reduction then.
     """
@@ -74,6 +94,11 @@ class EpilogueOperand:
     layout: str = ""
     transport: str = ""
     written: bool = False
+
+    @property
+    def block(self) -> int:
+        """Columns of a row that share one of its values, if it has a value for each block of them; else 1."""
+        return BLOCKS.get(self.extents, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +115,20 @@ class Epilogue:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """The outputs: D first, then by name."""
+        """The outputs: those that others read, D, then by name."""
         return parse_formula(self.formula, [operand.name for operand in self.operands if operand.written])
+
+    @property
+    def block(self) -> int:
+        """Columns of a row of which outputs have a value for each block; 1 if no output has."""
+        return max((operand.block for operand in self.operands), default=1)
+
+    @property
+    def halves(self) -> bool:
+        """Whether D has half as many columns as the accumulator, of each two neighbours one."""
+        return any(
+            not operations_in(statement.expression).isdisjoint(PAIRWISE) for statement in self.statements
+        )
 
 
 def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> Epilogue:
@@ -109,6 +146,12 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
     if OUT not in outputs:
         raise ManifestError(f"epilogue: {OUT} is not assigned: it is what the GEMM stores in `out`")
     read = frozenset().union(*(names_in(statement.expression) for statement in statements))
+    for name in sorted(read & set(outputs)):
+        if declared[name].block == 1:
+            raise ManifestError(
+                f"epilogue: {name} is a reduction: its value is known after the last tile alone; one for "
+                'each block of columns, such as extents = "MN/128", can be read'
+            )
     if ACCUMULATOR not in read:
         raise ManifestError(f"epilogue: nothing uses {ACCUMULATOR}, the product of a and b")
     unused = sorted(set(declared) - read - set(outputs))
@@ -132,6 +175,8 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
         raise ManifestError(
             f"epilogue: {OUT} is a matrix: {outputs[OUT].reduction}() needs an output of its own"
         )
+    _check_blocks(checked, outputs)
+    _check_halves(checked, outputs)
     return Epilogue(canonical_text(statements), tuple(checked))
 
 
@@ -158,11 +203,11 @@ def _declared(name: str, entries: Mapping[str, object]) -> EpilogueOperand:
             raise ManifestError(
                 f"{where}: unknown key {key!r}: expected one of {', '.join(_KEYS)}{did_you_mean(key, _KEYS)}"
             )
-    dtype = _word(where, entries, "dtype", "f32", DTYPES)
+    dtype = _word(where, entries, "dtype", "f32", tuple(dict.fromkeys((*STORED_DTYPES, *BLOCK_DTYPES))))
     extents = EXTENTS[_word(where, entries, "extents", "", tuple(EXTENTS))]
     if extents == NUMBER and dtype != "f32":
         raise ManifestError(f"{where}: a number of {dtype}: a number is passed by value, as f32")
-    if "layout" in entries and extents != MATRIX:
+    if "layout" in entries and extents != MATRIX and extents not in BLOCKS:
         raise ManifestError(f'{where}.layout: only a matrix (extents = "MN") has one')
     layout = _word(where, entries, "layout", "", ("t", "n"))
     transport = _word(where, entries, "transport", "tma", TRANSPORTS)
@@ -184,6 +229,16 @@ def _word(where: str, entries: Mapping[str, object], key: str, default: str, all
 
 
 def _input(operand: EpilogueOperand) -> EpilogueOperand:
+    if operand.block > 1:
+        raise ManifestError(
+            f"operands.{operand.name}: {operand.name} is read and never assigned: a value for each block of "
+            f"{operand.block} columns is an output"
+        )
+    if operand.dtype not in DTYPES:
+        raise ManifestError(
+            f"operands.{operand.name}.dtype: {operand.dtype} is written alone, and {operand.name} is read: "
+            f"expected one of {', '.join(DTYPES)}"
+        )
     if operand.transport and operand.transport not in LOADS:
         raise ManifestError(
             f"operands.{operand.name}.transport: {operand.transport} writes, and {operand.name} is read: "
@@ -194,11 +249,24 @@ def _input(operand: EpilogueOperand) -> EpilogueOperand:
 
 def _output(operand: EpilogueOperand, statement: Statement) -> EpilogueOperand:
     where = f"operands.{operand.name}"
+    if operand.block > 1:
+        return _block_output(operand, statement)
+    nested = operations_in(statement.expression) & set(REDUCTIONS)
+    if nested and operand.extents != MATRIX:
+        raise ManifestError(
+            f"{where}: found `{statement}`: {min(nested)}() can only be all of the right side where what is "
+            'reduced is more than a block of columns (extents = "MN/128")'
+        )
     if operand.extents == MATRIX:
-        if statement.reduction:
+        if statement.reduction or nested:
             raise ManifestError(
-                f'{where}.extents: a matrix, but {statement.reduction}() gives less: expected "N" (one value '
-                'a column), "M" (one a row) or "1"'
+                f"{where}.extents: a matrix, but {statement.reduction or min(nested)}() gives less: expected "
+                '"N" (one value a column), "M" (one a row) or "1"; "MN/128", "MN/32" or "MN/16" (one a row '
+                "and so many columns)"
+            )
+        if operand.dtype not in STORED_DTYPES:
+            raise ManifestError(
+                f"{where}.dtype: a matrix of {operand.dtype}: expected one of {', '.join(STORED_DTYPES)}"
             )
         if operand.transport and operand.transport not in STORES:
             raise ManifestError(
@@ -224,3 +292,99 @@ def _output(operand: EpilogueOperand, statement: Statement) -> EpilogueOperand:
     return EpilogueOperand(
         operand.name, operand.dtype, operand.extents, operand.layout, operand.transport, written=True
     )
+
+
+def _block_output(operand: EpilogueOperand, statement: Statement) -> EpilogueOperand:
+    """An output with a value for each block of columns, checked by itself."""
+    where = f"operands.{operand.name}"
+    if operand.dtype not in BLOCK_DTYPES:
+        raise ManifestError(
+            f"{where}.dtype: {operand.dtype}, expected one of {', '.join(BLOCK_DTYPES)}: what there is for "
+            "each block of columns is a scale"
+        )
+    if operations_in(statement.whole).isdisjoint(REDUCTIONS):
+        raise ManifestError(
+            f"{where}.extents: {operand.name} has a value for each {operand.block} columns, so its right "
+            f"side has to have sum(), max() or min() of something: found `{statement}`"
+        )
+    return replace(operand, written=True)
+
+
+def _check_blocks(operands: Sequence[EpilogueOperand], outputs: Mapping[str, Statement]) -> None:
+    """Refuse outputs of blocks of columns that do not go together, or that differ from column to column."""
+    blocks = [operand for operand in operands if operand.block > 1]
+    if len({operand.block for operand in blocks}) > 1:
+        raise ManifestError(
+            "epilogue: blocks of "
+            + " and ".join(f"{operand.block} columns ({operand.name})" for operand in blocks)
+            + ": all of an epilogue are of as many"
+        )
+    by_name = {operand.name: operand for operand in operands}
+    for operand in blocks:
+        outside, inside = without_reductions(outputs[operand.name].whole)
+        for name in sorted(names_in(outside) - set(inside)):
+            if name == ACCUMULATOR or by_name[name].extents not in (NUMBER, ELEMENT, COLUMN, STRIDED_COLUMN):
+                raise ManifestError(
+                    f"epilogue: in `{outputs[operand.name]}`: {name} has several values in a block of "
+                    "columns: it can only be inside of sum(), max() or min()"
+                )
+        if ROTATION in operations_in(outside):
+            raise ManifestError(
+                f"epilogue: in `{outputs[operand.name]}`: {ROTATION}() is of two columns: it can only be "
+                "inside of sum(), max() or min()"
+            )
+        for name in sorted(names_in(outputs[operand.name].expression)):
+            if name in outputs:
+                raise ManifestError(
+                    f"epilogue: in `{outputs[operand.name]}`: {name} is a value of a block itself: only what "
+                    "is not reduced can read it"
+                )
+
+
+_EACH, _HALF = "a value for each column of accum", "one for each two columns of accum"
+
+
+def _check_halves(operands: Sequence[EpilogueOperand], outputs: Mapping[str, Statement]) -> None:
+    """Refuse what has half as many columns as the accumulator where D, or something else, has all of them.
+
+    Matrices and vectors along N are those of the accumulator's columns.
+    """
+    columns = {
+        operand.name: _EACH if operand.extents in (MATRIX, ROW, STRIDED_ROW) else "" for operand in operands
+    }
+    columns[ACCUMULATOR] = _EACH
+    by_name = {operand.name: operand for operand in operands}
+    found = {name: _columns(statement.expression, statement, columns) for name, statement in outputs.items()}
+    for name, has in found.items():
+        if name == OUT:
+            continue
+        extents = by_name[name].extents
+        if has == _HALF and (found[OUT] != _HALF or extents in (MATRIX, ROW)):
+            raise ManifestError(
+                f"epilogue: in `{outputs[name]}`: {PAIRWISE[0]}() and {PAIRWISE[1]}() have {_HALF}, as {OUT} "
+                "may: other matrices and vectors along N have all"
+            )
+        if has == _EACH and found[OUT] == _HALF and by_name[name].block > 1:
+            raise ManifestError(
+                f"epilogue: in `{outputs[name]}`: its blocks are of columns of {OUT}, which has {_HALF}"
+            )
+
+
+def _columns(expression: Expression, statement: Statement, columns: Mapping[str, str]) -> str:
+    """What an expression has: :data:`_EACH`, :data:`_HALF`, or ``""`` if it is the same for all columns."""
+    if isinstance(expression, Name):
+        return columns[expression.name]
+    if not isinstance(expression, Apply):
+        return ""
+    found = {_columns(argument, statement, columns) for argument in expression.arguments} - {""}
+    if len(found) > 1:
+        raise ManifestError(f"epilogue: in `{statement}`: something has {_EACH}, and something {_HALF}")
+    if expression.operation in PAIRWISE:
+        if found != {_EACH}:
+            raise ManifestError(
+                f"epilogue: in `{statement}`: {expression.operation}() is of what has {_EACH}"
+            )
+        return _HALF
+    if expression.operation == ROTATION and found == {_HALF}:
+        raise ManifestError(f"epilogue: in `{statement}`: {ROTATION}() is of what has {_EACH}")
+    return min(found, default="")

@@ -16,7 +16,7 @@ import operator
 import re
 import struct
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
@@ -43,11 +43,17 @@ POWER = "**"
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 """Operators whose result is 1 where they hold, else 0."""
 
+PAIRWISE = ("even", "odd")
+"""Functions that have half as many columns as their argument: the first of each two, or the second."""
+
 CALLED = {**FUNCTIONS, **dict.fromkeys((POWER, *COMPARISONS), 2)}
 """What :func:`evaluate` calls of its ``functions`` for an epilogue, with the number of arguments."""
 
+_OF_EPILOGUES = {**CALLED, **dict.fromkeys(PAIRWISE, 1)}
+
 REDUCTIONS = ("sum", "max", "min")
-"""Functions of whole rows, columns or matrices; each can only be a statement's whole right side."""
+"""Functions of whole rows, columns or matrices, of which each is a statement's whole right side; and of
+blocks of a row's columns, where they may be parts of it."""
 
 MAX_TEXT = 4096
 """Characters of a formula."""
@@ -136,6 +142,12 @@ class Statement:
     expression: Expression
     reduction: str = ""
 
+    @property
+    def whole(self) -> Expression:
+        """The right side as one expression, in which a reduction is a function like another."""
+        expression = self.expression
+        return Apply(self.reduction, (expression,), 1 + expression.size) if self.reduction else expression
+
     def __str__(self) -> str:
         value = text_of(self.expression)
         return f"{self.name} = {self.reduction}({value})" if self.reduction else f"{self.name} = {value}"
@@ -143,14 +155,18 @@ class Statement:
 
 def is_name(name: str) -> bool:
     """Whether a word can name an operand or a temporary."""
-    taken = (ACCUMULATOR, *FUNCTIONS, *REDUCTIONS)
+    taken = (ACCUMULATOR, *FUNCTIONS, *PAIRWISE, *REDUCTIONS)
     return bool(_NAME.fullmatch(name)) and not keyword.iskeyword(name) and name not in taken
 
 
 def canonical_text(statements: Collection[Statement]) -> str:
-    """The canonical text: D first, then the other outputs by name."""
-    ordered = sorted(statements, key=lambda statement: (statement.name != OUT, statement.name))
-    return "; ".join(str(statement) for statement in ordered)
+    """The canonical text: outputs that others read, then D, then the other outputs, each by name."""
+    return "; ".join(str(statement) for statement in _ordered(statements))
+
+
+def _ordered(statements: Collection[Statement]) -> list[Statement]:
+    read = frozenset[str]().union(*(names_in(statement.expression) for statement in statements))
+    return sorted(statements, key=lambda found: (found.name not in read, found.name != OUT, found.name))
 
 
 def names_in(expression: Expression) -> frozenset[str]:
@@ -167,6 +183,26 @@ def operations_in(expression: Expression) -> frozenset[str]:
     if not isinstance(expression, Apply):
         return frozenset()
     return frozenset((expression.operation,)).union(*map(operations_in, expression.arguments))
+
+
+def named(expression: Expression, is_named: Callable[[Apply], bool]) -> tuple[Expression, dict[str, Apply]]:
+    """An expression with its largest parts of a kind as names, and these by their names, their texts."""
+    if not isinstance(expression, Apply):
+        return expression, {}
+    if is_named(expression):
+        name = text_of(expression)
+        return Name(name), {name: expression}
+    arguments, found = [], dict[str, Apply]()
+    for argument in expression.arguments:
+        changed, parts = named(argument, is_named)
+        arguments.append(changed)
+        found.update(parts)
+    return replace(expression, arguments=tuple(arguments)), found
+
+
+def without_reductions(expression: Expression) -> tuple[Expression, dict[str, Apply]]:
+    """An expression with each reduction in it as a name, and the reductions by these names."""
+    return named(expression, lambda part: part.operation in REDUCTIONS)
 
 
 def application(
@@ -217,7 +253,8 @@ def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
     """Parse a formula such as ``"D = relu(alpha * accum + beta * C); F = accum"``.
 
     ``outputs`` are the declared outputs beside D; any other name that is assigned is a temporary, which is
-    substituted. The statements come with D first, then by name. Text that is not a formula raises
+    substituted. An output that has reductions is read under its own name, as it was stored. The statements
+    come with those first that others read, then D, then by name. Text that is not a formula raises
     ManifestError.
     """
     temporaries: dict[str, Expression] = {}
@@ -225,9 +262,9 @@ def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
     read: set[str] = set()
     found: dict[str, Statement] = {}
     for source in _split(text):
-        reader = _Reader(source, {**temporaries, **{name: s.expression for name, s in found.items()}})
-        reduced = {name for name, statement in found.items() if statement.reduction}
-        name, reduction, expression = reader.statement(reduced)
+        substituted = {name: s.expression for name, s in found.items() if not _reductions_in(s)}
+        reader = _Reader(source, {**temporaries, **substituted}, outputs=outputs)
+        name, reduction, expression = reader.statement()
         used |= reader.substituted
         read |= reader.read
         if name in found or name in temporaries:
@@ -252,7 +289,11 @@ def parse_formula(text: str, outputs: Collection[str]) -> tuple[Statement, ...]:
             f"epilogue: {unused[0]!r} is assigned and never used: declare it as an operand to have it "
             "stored, or leave it out"
         )
-    return tuple(sorted(found.values(), key=lambda statement: (statement.name != OUT, statement.name)))
+    return tuple(_ordered(found.values()))
+
+
+def _reductions_in(statement: Statement) -> bool:
+    return not operations_in(statement.whole).isdisjoint(REDUCTIONS)
 
 
 def parse_expression(text: str, functions: Mapping[str, int], what: str) -> Expression:
@@ -266,7 +307,7 @@ def parse_expression(text: str, functions: Mapping[str, int], what: str) -> Expr
     statements = _split(text, what)
     if len(statements) > 1 or _ASSIGNMENT.search(statements[0]):
         raise ManifestError(f"{what}: found {text[:MAX_SHOWN]!r}, expected one expression")
-    return _Reader(f"{what} = {statements[0]}", {}, functions, what, ()).statement(())[2]
+    return _Reader(f"{what} = {statements[0]}", {}, functions, what, ()).statement()[2]
 
 
 def text_of(expression: Expression) -> str:
@@ -334,11 +375,14 @@ class _Reader:
         self,
         source: str,
         known: Mapping[str, Expression],
-        functions: Mapping[str, int] = CALLED,
+        functions: Mapping[str, int] = _OF_EPILOGUES,
         what: str = "epilogue",
         reductions: Collection[str] = REDUCTIONS,
+        outputs: Collection[str] = (),
     ) -> None:
         self.source = source
+        self.outputs = outputs
+        self.takes_reductions = False
         self.reductions = reductions
         self.known = known
         self.functions = functions
@@ -351,7 +395,7 @@ class _Reader:
         shown = self.source if len(self.source) <= MAX_SHOWN else f"{self.source[:MAX_SHOWN]}..."
         return ManifestError(f"{self.what}: in `{shown}`: {message}")
 
-    def statement(self, reduced: Collection[str]) -> tuple[str, str, Expression]:
+    def statement(self) -> tuple[str, str, Expression]:
         """The assigned name, the reduction or ``""``, and the expression."""
         try:
             body = ast.parse(self.source).body
@@ -373,9 +417,6 @@ class _Reader:
             raise self.error(f"more than {MAX_NODES} operations, names and numbers")
         if _depth(node.value) > 2 * MAX_NESTING:
             raise self.error(self.too_deep())
-        for inner in ast.walk(node.value):
-            if isinstance(inner, ast.Name) and inner.id in reduced:
-                raise self.error(f"{inner.id} is a reduction: its value is known after the last tile alone")
         value, reduction = node.value, ""
         if (
             isinstance(value, ast.Call)
@@ -383,12 +424,18 @@ class _Reader:
             and value.func.id in self.reductions
         ):
             reduction = value.func.id
-            if len(value.args) != 1 or value.keywords:
-                raise self.error(
-                    f"{reduction}() takes one expression; what is reduced follows from {name}'s extents"
-                )
-            value = value.args[0]
+            value = self.reduced(value, reduction)
+        elif name in self.outputs:
+            self.takes_reductions = True
         return name, reduction, self.expression(value)
+
+    def reduced(self, call: ast.Call, reduction: str) -> ast.expr:
+        """What a reduction is of."""
+        if len(call.args) != 1 or call.keywords:
+            raise self.error(
+                f"{reduction}() takes one expression; what is reduced follows from the output's extents"
+            )
+        return call.args[0]
 
     def expression(self, node: ast.expr) -> Expression:
         if isinstance(node, ast.Constant):
@@ -462,10 +509,16 @@ class _Reader:
 
     def call(self, node: ast.Call) -> Expression:
         function = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+        if function in self.reductions and self.takes_reductions:
+            inner = self.reduced(node, function)
+            self.takes_reductions = False
+            found = self.apply(function, self.expression(inner))
+            self.takes_reductions = True
+            return found
         if function in self.reductions:
             raise self.error(
-                f"{function}() can only be all of the right side of an output: `total = {function}(...)`; of "
-                "two elements, maximum() and minimum()"
+                f"{function}() can only be all of the right side of an output: `total = {function}(...)`, or "
+                'part of that of one with extents such as "MN/128"; of two elements, maximum() and minimum()'
             )
         if function not in self.named:
             raise self.error(

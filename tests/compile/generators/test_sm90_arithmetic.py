@@ -1,4 +1,4 @@
-"""Integers of the SM90 GEMM near the largest extent that is taken, computed by compiled code on the CPU."""
+"""Integers near the largest extent, and conversions, of the SM90 GEMM: compiled code on the CPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 
+import numpy
 import pytest
 
 from tests.support.paths import REPOSITORY
@@ -61,3 +62,38 @@ def test_factors_are_loaded_of_rows_that_are_there() -> None:
     cases = [(rows - behind, rows, count) for rows, behind, count in rows_behind if rows >= behind]
     expected = [min(rows - first, count) for first, rows, count in cases]
     assert compute([("there", *case) for case in cases]) == expected
+
+
+F4E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+
+
+def bits(values: Sequence[float]) -> list[int]:
+    """Numbers of f32 as integers with a sign."""
+    found: list[int] = numpy.array(values, numpy.float32).view(numpy.int32).tolist()
+    return found
+
+
+def test_f4e2m1_is_the_nearest_and_of_two_the_even_one() -> None:
+    borders = [(low + high) / 2 for low, high in pairwise(F4E2M1)]
+    near = [numpy.nextafter(numpy.float32(border), numpy.float32(to)) for border in borders for to in (0, 9)]
+    sizes = [*F4E2M1, *borders, *map(float, near), 6.5, 1e30, float("inf"), 1e-40]
+    expected = []
+    for size in sizes:
+        distances = [(abs(size - value), code % 2, code) for code, value in enumerate(F4E2M1)]
+        expected.append(min(distances)[2] if size < 6 else 7)
+    assert compute([("f4e2m1", size) for size in bits(sizes)]) == expected
+    negative = compute([("f4e2m1", size) for size in bits([-float(size) for size in sizes])])
+    assert negative == [code + 8 for code in expected]
+    # As the instruction of SM100 has it.
+    assert compute([("f4e2m1", bits([float("nan")])[0])]) == [7]
+
+
+def test_f8e8m0_is_the_power_of_two_that_is_not_below() -> None:
+    powers = [2.0**exponent for exponent in (-127, -126, -125, -9, -1, 0, 1, 100, 127)]
+    above = [float(numpy.nextafter(numpy.float32(power), numpy.float32(numpy.inf))) for power in powers]
+    exact = compute([("f8e8m0", size) for size in bits(powers)])
+    assert exact == [int(numpy.log2(power)) + 127 for power in powers]
+    # The largest has none above it.
+    assert compute([("f8e8m0", size) for size in bits(above)]) == [min(code + 1, 254) for code in exact]
+    assert compute([("f8e8m0", bits([float("inf")])[0])]) == [254]
+    assert compute([("power", code) for code in exact]) == bits(powers)

@@ -25,6 +25,7 @@ from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tests.support.listings import listing
+from tests.support.replace import replace
 
 pytestmark = pytest.mark.compile
 
@@ -53,7 +54,29 @@ SCALED_ROWS = parse_epilogue(
     "D = accum * scale_a * scale_b",
     {"scale_a": {"dtype": "f32", "extents": "M"}, "scale_b": {"dtype": "f32", "extents": "N"}},
 )
+SWIGLU = parse_epilogue("D = silu(even(accum)) * odd(accum)", {})
 FP8 = ("f8e4m3", "f8e4m3", "bf16")
+QUANTIZED = {
+    "f8e4m3": (
+        "x = silu(accum + bias); scale = max(abs(x)) / 448; D = x / scale",
+        {"scale": {"extents": "MN/128", "layout": "n"}, "bias": {"extents": "N"}},
+    ),
+    "f4e2m1": (
+        "x = accum / whole; scale = max(abs(x)) / 6; D = x / scale",
+        {"scale": {"extents": "MN/16", "dtype": "f8e4m3"}},
+    ),
+    "bf16": (
+        "scale = max(abs(accum)) / 448; D = accum / scale",
+        {"scale": {"extents": "MN/32", "dtype": "f8e8m0"}},
+    ),
+}
+
+
+def quantized(out: str) -> Problem:
+    """A GEMM with a scale for each block of columns."""
+    return Problem("gemm", ("bf16", "bf16", out), "tnt", "f32", epilogue=parse_epilogue(*QUANTIZED[out]))
+
+
 CASES = (
     # Exchanged operands, a sum over a cluster, two blocks a multiprocessor.
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "8x64x128", "1x1x8", False),
@@ -90,6 +113,10 @@ CASES = (
         ),
         "8x64x256", "1x1x4", False,
     ),
+    # Scales of blocks of columns: of a persistent kernel, and others.
+    (quantized("f8e4m3"), "128x128x64", "1x1x1", True),
+    (quantized("f4e2m1"), "192x144x64", "1x2x1", True),
+    (quantized("bf16"), "64x96x64", "1x1x1", False),
     # Scale factors: products of two tiles along K at once; twice 64 rows one after the other, and three warp
     # groups, of which TMA stores the results; two blocks a multiprocessor that hand over registers; few rows.
     (Problem("gemm", FP8, "tnt", "f32", scales=SCALES), "128x128x128", "1x1x1", False),
@@ -110,6 +137,25 @@ CASES = (
     (Problem("grouped_gemm", ("f16", "f16", "f16"), "tnt", "f32"), "128x128x64", "1x2x1", True),
     (Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "16x128x128", "1x1x1", True),
     (Problem("grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "128x160x128", "1x1x1", True),
+    # The same with epilogues: operands and outputs of groups; scales from sums with scale factors.
+    (
+        Problem("grouped_gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
+        "128x128x64", "1x2x1", True,
+    ),
+    (
+        Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES, epilogue=EPILOGUE),
+        "16x128x128", "1x1x1", True,
+    ),
+    (
+        replace(quantized("f8e4m3"), dtypes=("f8e4m3",) * 3, scales=SCALES),
+        "128x128x128", "1x1x1", False,
+    ),
+    # Gate and value that alternate: from registers, and from shared memory.
+    (
+        Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=SWIGLU),
+        "128x192x64", "1x1x1", True,
+    ),
+    (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=SWIGLU), "8x64x128", "1x1x4", False),
 )  # fmt: skip
 
 
@@ -248,6 +294,30 @@ def test_reductions_are_atomic_operations_after_exchanges_in_a_warp(
             assert re.search(rf"\bREDG?\.E\.{operation}", code), (kernel.name, operation)
         assert "F2FP.SATFINITE.E4M3.F32.PACK_AB" in code, kernel.name
         assert "SHFL.BFLY" in code
+
+
+def test_scales_of_blocks_are_exchanged_within_a_warp_and_stored_once(
+    objects: list[tuple[Kernel, bytes]],
+) -> None:
+    scaled = [(kernel, data) for kernel, data in objects if plan_of(kernel).block > 1]
+    assert len(scaled) == len(QUANTIZED) + 1
+    for kernel, data in scaled:
+        plan, code = plan_of(kernel), listing(data)
+        assert not re.search(r"[*]/\s+(@!?U?P\d+ )?(RED|REDG|ATOM|ATOMG)\b", code), kernel.name
+        # A thread has a fourth of each of its blocks, and four neighbours of a row at a time.
+        blocks = plan.totals * 4 // plan.block
+        assert len(re.findall(r"\bSHFL\.BFLY\b", code)) == plan.totals // 2 + 2 * blocks, kernel.name
+        assert len(re.findall(r"\bSTG\b", code)) == plan.totals // 4 + blocks, kernel.name
+
+
+def test_what_two_columns_have_in_common_is_computed_once(objects: list[tuple[Kernel, bytes]]) -> None:
+    halved = [(kernel, data) for kernel, data in objects if kernel.epilogue == SWIGLU.formula]
+    assert len(halved) == 2
+    for kernel, data in halved:
+        plan, code = plan_of(kernel), listing(data)
+        # A sigmoid for each two sums of a thread; of those of four blocks, it has four neighbours at most.
+        sums = plan.totals if plan.direct else plan.vector
+        assert len(re.findall(r"\bMUFU\.EX2\b", code)) == sums // 2, kernel.name
 
 
 def _compile_main(folder: Path) -> None:

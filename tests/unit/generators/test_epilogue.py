@@ -248,6 +248,176 @@ def test_a_reduction_is_not_read_again():
     assert "read before it is assigned" in refused("D = accum / total; total = sum(accum)", operands)
 
 
+# ---- a value for each block of columns -------------------------------------------------------------------
+
+SCALE = {"scale": {"extents": "MN/128"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        (
+            "x = silu(accum); scale = max(abs(x)) / 448; D = x / scale",
+            "scale = max(abs(silu(accum))) / 448.0; D = silu(accum) / scale",
+        ),
+        ("scale = max(accum); D = accum / scale", "scale = max(accum); D = accum / scale"),
+        # Where nothing reads it, D comes first, as with other outputs.
+        ("scale = max(accum) * 2; D = accum", "D = accum; scale = max(accum) * 2.0"),
+        (
+            "scale = maximum(max(accum), -min(accum)) + 1e-5; t = 1 / scale; D = accum * t",
+            "scale = maximum(max(accum), -min(accum)) + 1e-05; D = 1.0 / scale * accum",
+        ),
+    ],
+)
+def test_the_value_of_a_block_is_read_under_its_own_name(text: str, canonical: str) -> None:
+    epilogue = parse_epilogue(text, SCALE)
+    assert epilogue.formula == canonical
+    assert parse_epilogue(canonical, SCALE) == epilogue
+    # A query knows the names alone, also those of what is read.
+    assert canonical_formula(text, ("scale", "bias")) == canonical
+    (scale,) = epilogue.operands
+    assert (scale.extents, scale.block, scale.written) == (("L", "M", "N / 128"), 128, True)
+    assert epilogue.block == 128
+    assert [str(statement) for statement in epilogue.statements] == canonical.split("; ")
+
+
+def test_an_epilogue_without_blocks_has_blocks_of_one_column() -> None:
+    assert parse_epilogue("D = accum + bias", {"bias": {"extents": "N"}}).block == 1
+
+
+@pytest.mark.parametrize("columns", [16, 32, 128])
+@pytest.mark.parametrize("dtype", ["f32", "f8e8m0", "f8e4m3"])
+@pytest.mark.parametrize("layout", ["t", "n"])
+def test_values_of_blocks_have_these_types_and_layouts(columns: int, dtype: str, layout: str) -> None:
+    declared = {"scale": {"extents": f"MN/{columns}", "dtype": dtype, "layout": layout}}
+    (operand,) = parse_epilogue("scale = max(accum); D = accum / scale", declared).operands
+    assert (operand.block, operand.dtype, operand.layout) == (columns, dtype, layout)
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "message"),
+    [
+        ("scale = accum; D = accum", {}, "so its right side has to have sum(), max() or min() of something"),
+        ("D = accum / scale", {}, "scale is read and never assigned"),
+        ("D = accum / scale; scale = max(accum)", {}, "scale is read before it is assigned"),
+        ("scale = max(accum) * accum; D = accum", {}, "accum has several values in a block of columns"),
+        ("scale = max(accum) * v; D = accum", {"v": {"extents": "N"}}, "v has several values in a block"),
+        ("scale = rotate_every_two(max(accum)); D = accum", {}, "rotate_every_two() is of two columns"),
+        ("scale = max(max(accum)); D = accum", {}, "max() can only be all of the right side"),
+        ("scale = max(accum, 1); D = accum", {}, "max() takes one expression"),
+        ("scale = 1 + max(accum, 1); D = accum", {}, "max() takes one expression"),
+        ("t = max(accum); scale = t / 2; D = accum", {}, "declare 't' as an operand"),
+        ("t = max(accum) / 2; scale = max(accum); D = t", {}, "max() can only be all of the right side"),
+        ("scale = max(accum); D = max(accum)", {}, "D is a matrix"),
+        ("scale = max(accum); D = accum / max(accum)", {}, "max() can only be all of the right side"),
+        (
+            "scale = max(accum); D = accum",
+            {"scale": {**SCALE["scale"], "dtype": "bf16"}},
+            "expected one of f32",
+        ),
+        (
+            "scale = max(accum); D = accum; F = accum / 2",
+            {"F": {"extents": "MN", "dtype": "f8e8m0"}},
+            "a matrix of f8e8m0",
+        ),
+        (
+            "scale = max(accum); D = accum * C",
+            {"C": {"extents": "MN", "dtype": "f4e2m1"}},
+            "is written alone",
+        ),
+        ("scale = max(accum); r = max(accum) / 2; D = accum", {"r": {"extents": "M"}}, "more than a block"),
+        (
+            "scale = max(accum); r = max(accum); D = accum / r",
+            {"r": {"extents": "M"}},
+            "r is a reduction: its value is known after the last tile alone",
+        ),
+        (
+            "scale = max(accum); other = min(accum); D = accum",
+            {"other": {"extents": "MN/32"}},
+            "blocks of 32 columns (other) and 128 columns (scale)",
+        ),
+        (
+            "scale = max(accum); other = min(accum / scale); D = accum",
+            {"other": {"extents": "MN/128"}},
+            "scale is a value of a block itself",
+        ),
+        (
+            "scale = max(accum); D = accum",
+            {"scale": {**SCALE["scale"], "transport": "tma"}},
+            "only a matrix or a vector has one",
+        ),
+    ],
+)
+def test_mistakes_with_blocks_are_named(text: str, more: dict[str, dict[str, str]], message: str) -> None:
+    assert message in refused(text, {**SCALE, **more})
+
+
+# ---- half as many columns --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "operands", "canonical"),
+    [
+        ("D = silu(even(accum)) * odd(accum)", {}, "D = odd(accum) * silu(even(accum))"),
+        (
+            "x = accum + bias; D = even(x) * odd(x) * factor",
+            {"bias": {"extents": "N"}, "factor": {"extents": "M"}},
+            "D = even(accum + bias) * odd(accum + bias) * factor",
+        ),
+        (
+            "x = even(accum) * odd(accum); scale = max(abs(x)); D = x / scale; F = accum; r = sum(x)",
+            {**SCALE, "F": {"extents": "MN"}, "r": {"extents": "M"}},
+            "scale = max(abs(even(accum) * odd(accum))); D = even(accum) * odd(accum) / scale; F = accum; "
+            "r = sum(even(accum) * odd(accum))",
+        ),
+    ],
+)
+def test_an_output_of_every_second_column(
+    text: str, operands: dict[str, dict[str, str]], canonical: str
+) -> None:
+    epilogue = parse_epilogue(text, operands)
+    assert epilogue.formula == canonical
+    assert epilogue.halves
+    assert parse_epilogue(canonical, operands) == epilogue
+    assert not parse_epilogue("D = accum", {}).halves
+
+
+@pytest.mark.parametrize(
+    ("text", "operands", "message"),
+    [
+        ("D = even(accum) * accum", {}, "something has a value for each column of accum, and something one"),
+        (
+            "D = even(accum) + v",
+            {"v": {"extents": "N"}},
+            "something has a value for each column of accum, and",
+        ),
+        ("D = even(accum) + C", {"C": MATRIX}, "something has a value for each column of accum, and"),
+        ("D = even(odd(accum))", {}, "even() is of what has a value for each column"),
+        ("D = even(alpha) * even(accum)", {}, "even() is of what has a value for each column"),
+        (
+            "D = rotate_every_two(even(accum))",
+            {},
+            "rotate_every_two() is of what has a value for each column",
+        ),
+        ("D = even(accum); F = odd(accum)", {"F": MATRIX}, "other matrices and vectors along N have all"),
+        ("D = even(accum); r = max(odd(accum))", {"r": {"extents": "N"}}, "vectors along N have all"),
+        (
+            "D = accum; r = max(odd(accum))",
+            {"r": {"extents": "M"}},
+            "one for each two columns of accum, as D may",
+        ),
+        ("scale = max(accum); D = even(accum) / scale", SCALE, "its blocks are of columns of D"),
+        ("scale = max(even(accum)); D = accum / scale", SCALE, "one for each two columns of accum, as D may"),
+        ("even = accum; D = even", {}, "'even' cannot be assigned"),
+        ("D = even(accum, accum)", {}, "even() takes 1 arguments"),
+    ],
+)
+def test_what_has_other_columns_is_named(
+    text: str, operands: dict[str, dict[str, str]], message: str
+) -> None:
+    assert message in refused(text, operands)
+
+
 # Random formulas. An expression is a tuple: ("name", x), ("number", x), or (operation, arguments...).
 
 NAMES = ("accum", "x", "y", "C")

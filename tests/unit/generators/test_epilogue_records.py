@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from cutlass_aot.generators.alternatives import alternatives
 from cutlass_aot.generators.cutlass_operators.epilogue_records import enumerate_kernels, epilogue_of
 from cutlass_aot.generators.cutlass_operators.operands import is_elementwise
 from cutlass_aot.generators.device_profiles import load_profile
@@ -19,6 +20,7 @@ from cutlass_aot.schema.kernels.epilogue import DTYPES as OPERAND_DTYPES
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, packed, supports
+from tests.support.kernels import gemm
 from tests.support.operators import PersistentDenseGemmEFCOperator, PersistentDenseGemmOperator
 
 B200 = load_profile("b200")
@@ -88,6 +90,39 @@ def test_what_means_something_else_is_another_kernel(text, operands):
 def test_an_accumulator_of_f16_has_no_epilogue():
     assert kernels(problem("D = relu(accum)", {}, accumulator="f16")) == []
     assert kernels(dataclasses.replace(problem("D = relu(accum)", {}), epilogue=None)) == []
+
+
+class _Operators:
+    """Of the package's families two, one of which takes epilogues."""
+
+    def targets(self, operation):
+        return ("sm_100a",)
+
+    def enumerate(self, described, target, device):
+        if described.epilogue is None:
+            return [gemm()]
+        return kernels(described)
+
+
+def test_scales_of_blocks_are_refused_with_what_there_is_instead():
+    described = problem(
+        "x = silu(accum); scale = max(abs(x)) / 448; D = x / scale", {"scale": {"extents": "MN/128"}}
+    )
+    assert kernels(described) == []
+    assert not is_elementwise(described.epilogue)
+    instead = alternatives(_Operators(), described, "sm_100a", B200)
+    assert instead == "it has some with `scale` as a number in the epilogue, or without the epilogue"
+
+
+def test_an_output_with_half_as_many_columns_is_refused():
+    described = problem("D = silu(even(accum)) * odd(accum)", {})
+    assert kernels(described) == []
+    assert not is_elementwise(described.epilogue)
+    assert alternatives(_Operators(), described, "sm_100a", B200) == "it has some without the epilogue"
+
+
+def test_a_matrix_of_elements_below_a_byte_is_not_stored():
+    assert kernels(problem("D = accum; F = accum", {"F": {"extents": "MN", "dtype": "f4e2m1"}})) == []
 
 
 def test_neighbouring_columns_are_where_a_thread_has_them():

@@ -14,7 +14,7 @@ from cutlass_aot.errors import GeneratorError
 from cutlass_aot.generators.device_profiles import DeviceProfile, load_profile
 from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.generators.registry import version_of
-from cutlass_aot.generators.sm90_gemm.generator import FAMILY, Sm90Gemm, epilogue_of, plan_of
+from cutlass_aot.generators.sm90_gemm.generator import FAMILY, SCALES, Sm90Gemm, epilogue_of, plan_of
 from cutlass_aot.generators.sm90_gemm.plan import (
     ALIGNMENT,
     LOADING_REGISTERS,
@@ -24,15 +24,28 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     make_plan,
     whole_groups,
 )
+from cutlass_aot.generators.sm90_gemm.statements import (
+    of_blocks,
+    of_elements,
+    reductions_of,
+    shared_by_both,
+    with_shared,
+)
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
+from cutlass_aot.schema.kernels.formula import names_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from tests.support.replace import replace
 
 PROBLEM = Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32")
+GROUPED = (
+    ("grouped_gemm", ("M", "N"), "offsets"),
+    ("masked_grouped_gemm", ("G", "M", "N"), "rows"),
+)
+"""Operations on groups, the extents of their outputs, and the names of their last operands."""
 
 
 @pytest.fixture
@@ -123,6 +136,11 @@ EPILOGUE = parse_epilogue(
 )
 
 
+QUANTIZED = parse_epilogue(
+    "scale = max(abs(accum)) / 448; D = accum / scale", {"scale": {"extents": "MN/128", "layout": "n"}}
+)
+
+
 def test_operands_of_an_epilogue(device: DeviceProfile) -> None:
     found = list(Sm90Gemm().enumerate(replace(PROBLEM, epilogue=EPILOGUE), "sm_90a", device))
     assert found
@@ -175,6 +193,195 @@ def test_an_epilogue_gives_any_element_type(ab: str, out: str, device: DevicePro
         assert plan_of(kernel).staged_bits == 32
     if out.startswith(("f8", "i", "u")):
         assert not list(Sm90Gemm().enumerate(replace(problem, epilogue=None), "sm_90a", device))
+
+
+@pytest.mark.parametrize("ab", ["bf16", "f8e4m3"])
+@pytest.mark.parametrize(("columns", "layout"), [(128, "n"), (32, "t"), (16, "t")])
+def test_scales_of_blocks_have_tiles_of_whole_blocks(
+    ab: str, columns: int, layout: str, device: DeviceProfile
+) -> None:
+    epilogue = parse_epilogue(
+        "x = silu(accum + bias); scale = max(abs(x)) / 448; D = x / scale; amax = max(abs(x))",
+        {
+            "scale": {"extents": f"MN/{columns}", "layout": layout},
+            "bias": {"extents": "N"},
+            "amax": {"extents": "1"},
+        },
+    )
+    problem = replace(PROBLEM, dtypes=(ab, ab, "f8e4m3"), epilogue=epilogue)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    heights = {dict(kernel.design)["tile_shape"][0] for kernel in found}
+    assert {64, 128} <= heights
+    for kernel in found:
+        plan, scale = plan_of(kernel), kernel.operands[-1]
+        assert plan.direct
+        assert not plan.swap
+        assert plan.tile[1] % columns == 0
+        # The last tile begins at a block, also where it begins early.
+        assert plan.multiples == (1, columns)
+        assert scale.extents == ("L", "M", f"N / {columns}")
+        assert (scale.layout, scale.divisibility, scale.alignment, scale.written) == (layout, 1, 4, True)
+        assert from_plain(Kernel, to_plain(kernel), "a kernel record") == kernel
+        again = epilogue_of(kernel)
+        assert again is not None
+        assert (again.formula, again.block) == (epilogue.formula, columns)
+    assert len({kernel.group for kernel in found}) == 1
+
+
+def test_the_scales_of_an_output_are_those_that_the_next_gemm_takes(device: DeviceProfile) -> None:
+    """Its a is the output, its a_scale the scale: the same extents but for their names, the same layout."""
+    quantized = replace(PROBLEM, dtypes=("f8e4m3", "f8e4m3", "f8e4m3"), epilogue=QUANTIZED)
+    first = next(iter(Sm90Gemm().enumerate(quantized, "sm_90a", device)))
+    scaled = replace(PROBLEM, dtypes=("f8e4m3", "f8e4m3", "bf16"), scales=SCALES)
+    second = next(iter(Sm90Gemm().enumerate(scaled, "sm_90a", device)))
+    scale = first.operands[-1]
+    (factors,) = (operand for operand in second.operands if operand.name == "a_scale")
+    assert (scale.dtype, scale.layout) == (factors.dtype, factors.layout)
+    assert [str(extent).replace("N", "K") for extent in scale.extents] == list(map(str, factors.extents))
+    # It is not taken for the factors of an operand, whatever its name is.
+    named = parse_epilogue(
+        "a_scale = max(abs(accum)); D = accum / a_scale", {"a_scale": {"extents": "MN/128", "layout": "n"}}
+    )
+    for kernel in Sm90Gemm().enumerate(replace(quantized, epilogue=named), "sm_90a", device):
+        assert not plan_of(kernel).scaled
+
+
+@pytest.mark.parametrize(
+    ("operation", "extents"), [("gemm", ("L", "M", "N")), *(found[:2] for found in GROUPED)]
+)
+def test_an_output_with_half_as_many_columns(
+    operation: str, extents: tuple[str, ...], device: DeviceProfile
+) -> None:
+    epilogue = parse_epilogue(
+        "x = silu(even(accum + bias)) * odd(accum + bias); D = x; F = accum; r = sum(x)",
+        {"bias": {"extents": "N"}, "F": {"extents": "MN"}, "r": {"extents": "M"}},
+    )
+    problem = replace(PROBLEM, operation=operation, epilogue=epilogue)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    with_all = replace(problem, epilogue=parse_epilogue("D = accum + 1", {}))
+    assert len(found) == len(list(Sm90Gemm().enumerate(with_all, "sm_90a", device)))
+    for kernel in found:
+        by_name = {operand.name: operand for operand in kernel.operands}
+        assert by_name["out"].extents == (*extents[:-1], "N / 2")
+        assert by_name["F"].extents == extents
+        assert (by_name["b"].multiples, by_name["out"].divisibility) == ((1, 1, 2), 8)
+        assert epilogue_of(kernel) == epilogue
+        assert plan_of(kernel).block == 1
+        assert from_plain(Kernel, to_plain(kernel), "a kernel record") == kernel
+
+
+def test_an_odd_number_of_columns_has_no_half(device: DeviceProfile) -> None:
+    problem = replace(PROBLEM, epilogue=parse_epilogue("D = even(accum) * odd(accum)", {}))
+    kernel = next(iter(Sm90Gemm().enumerate(problem, "sm_90a", device)))
+    a, even, odd = describe((4, 64), "bf16"), *(describe((64, n), "bf16", strides=(1, 64)) for n in (16, 15))
+    out = describe((4, 8), "bf16")
+    assert supports(kernel.operands, (a, even, out))
+    refused = supports(kernel.operands, (a, odd, out))
+    assert not refused
+    assert "expected extent N divisible by 2, got 15" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("ab", "columns", "least"), [("bf16", 128, 2), ("bf16", 32, 8), ("f8e4m3", 32, 5), ("f8e4m3", 16, 8)]
+)
+def test_scales_of_an_output_with_half_as_many_columns(
+    ab: str, columns: int, least: int, device: DeviceProfile
+) -> None:
+    epilogue = parse_epilogue(
+        "x = silu(even(accum)) * odd(accum); scale = max(abs(x)) / 448; D = x / scale",
+        {"scale": {"extents": f"MN/{columns}", "layout": "n"}},
+    )
+    problem = replace(PROBLEM, dtypes=(ab, ab, "f8e4m3"), epilogue=epilogue)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert len(found) >= least
+    for kernel in found:
+        plan = plan_of(kernel)
+        assert plan.block == 2 * columns
+        assert plan.tile[1] % plan.block == 0
+        assert kernel.operands[-1].extents == ("L", "M", f"N / {2 * columns}")
+        assert epilogue_of(kernel) == epilogue
+
+
+def test_nvfp4_is_stored_in_rows_of_16_bytes(device: DeviceProfile) -> None:
+    epilogue = parse_epilogue(
+        "x = accum / whole; scale = max(abs(x)) / 6; D = x / scale",
+        {"scale": {"extents": "MN/16", "dtype": "f8e4m3"}},
+    )
+    problem = replace(PROBLEM, dtypes=("bf16", "bf16", "f4e2m1"), epilogue=epilogue)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert len(found) > 20
+    for kernel in found:
+        by_name = {operand.name: operand for operand in kernel.operands}
+        assert by_name["out"].divisibility == 32
+        assert (by_name["scale"].dtype, by_name["scale"].alignment) == ("f8e4m3", 1)
+    assert not list(Sm90Gemm().enumerate(replace(problem, epilogue=None), "sm_90a", device))
+
+
+def test_what_a_scale_and_its_elements_share_is_computed_once() -> None:
+    epilogue = parse_epilogue(
+        "x = silu(accum + bias); scale = max(abs(x)) / 448; D = x / scale; F = accum + bias; r = sum(x)",
+        {
+            "scale": {"extents": "MN/128"},
+            "bias": {"extents": "N"},
+            "F": {"extents": "MN"},
+            "r": {"extents": "M"},
+        },
+    )
+    assert [statement.name for statement in of_blocks(epilogue)] == ["scale"]
+    assert [statement.name for statement in of_elements(epilogue)] == ["D", "F", "r"]
+    assert list(reductions_of(epilogue)) == ["max(abs(silu(accum + bias)))"]
+    shared = shared_by_both(epilogue)
+    assert list(shared) == ["silu(accum + bias)", "accum + bias"]
+    by_name = {statement.name: statement.expression for statement in epilogue.statements}
+    assert names_in(with_shared(by_name["D"], shared)) == {"silu(accum + bias)", "scale"}
+    assert names_in(with_shared(by_name["F"], shared)) == {"accum + bias"}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("operation", "extents", "last"), [("gemm", ("L", "M", "N"), ""), *GROUPED])
+def test_epilogues_with_scale_factors_and_of_groups_have_the_extents_of_the_output(
+    operation: str, extents: tuple[str, ...], last: str, scaled: bool, device: DeviceProfile
+) -> None:
+    ab = "f8e4m3" if scaled else "bf16"
+    scales = SCALES if scaled else (None, None)
+    problem = replace(PROBLEM, operation=operation, dtypes=(ab, ab, "f16"), scales=scales, epilogue=EPILOGUE)
+    found = list(Sm90Gemm().enumerate(problem, "sm_90a", device))
+    assert found
+    factors = ["a_scale", "b_scale"] if scaled else []
+    for kernel in found:
+        names = [operand.name for operand in kernel.operands[3:]]
+        assert names == [*factors, "C", "F", "alpha", "bias", "scale", *([last] if last else [])]
+        by_name = {operand.name: operand for operand in kernel.operands}
+        assert by_name["C"].extents == by_name["F"].extents == by_name["out"].extents == extents
+        assert (by_name["bias"].extents, by_name["scale"].extents) == (("N",), ("M",))
+        assert epilogue_of(kernel) == EPILOGUE
+        assert (plan_of(kernel).staged_bits, plan_of(kernel).by_tma) == (32, False)
+    # Scales have a row for each of the output.
+    quantized = replace(problem, dtypes=(ab, ab, "f8e4m3"), epilogue=QUANTIZED)
+    kernels = list(Sm90Gemm().enumerate(quantized, "sm_90a", device))
+    assert len(kernels) > 2
+    for kernel in kernels:
+        (scale,) = (operand for operand in kernel.operands if operand.name == "scale")
+        assert scale.extents == (*extents[:-1], "N / 128")
+        assert epilogue_of(kernel) == QUANTIZED
+        # A tile begins where both the factors of B and the blocks of the output do.
+        assert plan_of(kernel).multiples == (1, 128)
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        (replace(PROBLEM, operation="grouped_gemm"), "offsets"),
+        (replace(PROBLEM, operation="masked_grouped_gemm"), "rows"),
+        (replace(PROBLEM, dtypes=("f8e4m3", "f8e4m3", "bf16"), scales=SCALES), "a_scale"),
+    ],
+)
+def test_an_epilogue_has_no_operand_of_a_name_that_the_operation_has(
+    problem: Problem, name: str, device: DeviceProfile
+) -> None:
+    epilogue = parse_epilogue(f"D = accum * {name}", {name: {"extents": "N"}})
+    with pytest.raises(GeneratorError, match=f"operand '{name}', and .* has one of its own"):
+        list(Sm90Gemm().enumerate(replace(problem, epilogue=epilogue), "sm_90a", device))
 
 
 def test_fp8_has_tiles_of_whole_lines_of_128_bytes(kernels: list[Kernel], device: DeviceProfile) -> None:
