@@ -16,7 +16,7 @@ launch: host time of one call, 64 x 64 x 64 fp16: medians over batches of calls 
     enabled, each launch asks its operands whether they require one.
 unseen: host time of ``bundle.gemm`` on shapes it has not seen, every kernel being loaded already.
 catalog: host time of finding a kernel in a catalog of 100,000, ``--synthetic``, which
-    tools/bench/synthetic_bundle.py wrote with the launcher of a real bundle.
+    tools/bench/synthetic_bundle.py wrote with the launcher of a real bundle; see tools/bench/look_up.py.
 find: fresh processes; see tools/bench/cpu.py.
 start: fresh processes that have imported torch, made operands and used the GPU: from there to the first
     result, against importing cutlass.operators, compiling its first operator and running it.
@@ -179,57 +179,10 @@ def part_unseen(arguments: argparse.Namespace) -> Result:
 
 
 def part_catalog(arguments: argparse.Namespace) -> Result:
-    """Host time of looking a kernel up in a large catalog, as ``bundle.gemm`` does before a launch."""
-    import torch
+    """Host time of looking a kernel up in a large catalog, and of each step of it."""
+    from tools.bench.look_up import measured
 
-    import cutlass_aot
-    from cutlass_aot.runtime.opened.finder import Finder
-    from cutlass_aot.runtime.selection.query import Computation
-
-    bundle = cutlass_aot.open(arguments.synthetic)
-    types = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
-    capability = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    groups = [
-        group
-        for group in bundle.groups
-        if group.target.startswith(capability)
-        and not group.epilogue
-        and {operand.dtype for operand in group.operands} <= types.keys()
-    ]
-    if not groups:
-        raise SystemExit(f"tools.bench.gpu: {arguments.synthetic} has nothing for {capability}")
-    # Of the finder alone: the bundle's kernels are stand-ins, which cannot be launched.
-    finder, computation = Finder(bundle.directory), Computation("gemm")
-
-    def operands(group: Any, m: int, n: int, k: int) -> list[Any]:
-        shapes = ((m, k), (k, n), (m, n))
-        made = []
-        for constraint, (rows, columns) in zip(group.operands, shapes, strict=True):
-            flat = torch.empty(rows * columns, device="cuda", dtype=types[constraint.dtype])
-            row_major = constraint.contiguous == -1
-            made.append(flat.view(rows, columns) if row_major else flat.view(columns, rows).T)
-        return made
-
-    def look_up(given: Sequence[Any]) -> Any:
-        return finder.best(finder.prepare(computation, given))
-
-    unread, read = [], []
-    for group in groups:
-        first, other = operands(group, 4096, 1024, 2048), operands(group, 256, 8192, 512)
-        unread.append(timed(partial(look_up, first))[0])
-        read.append(timed(partial(look_up, other))[0])
-    # The first pays for what is set up once a process.
-    cold, warm = statistics.median(unread[1:] or unread), statistics.median(read[1:] or read)
-    count = sum(group.kernel_count for group in bundle.groups)
-    kernels = statistics.median(group.kernel_count for group in groups)
-    what = (
-        f"look a kernel up among {count:,} in {len(bundle.groups)} groups, on a GPU, {kernels:.0f} in a group"
-    )
-    rows = [
-        Row(f"{what}: not read before", f"{cold * 1e6:.0f} µs", "≤ 200 µs", cold <= 200e-6),
-        Row(f"{what}: read before", f"{warm * 1e6:.0f} µs", "≤ 200 µs", warm <= 200e-6),
-    ]
-    return Result(rows, {"unread": cold, "read": warm, "groups": len(groups)})
+    return measured(arguments.synthetic, arguments.repeat)
 
 
 # ---- fresh processes --------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ Needs the build extra, no GPU. What the store has is not compiled again. Of ever
   batch, and ``find`` has to give it, further operands by name, the epilogue as a formula. Operands of a
   problem that breaks a divisibility have to be refused with that reason.
 
-Then it is counted. For each target of the manifest, every combination of element types, accumulator and scale
-factors that a generator of the manifest offers (queried as by ``support_tables.py``, without what is known to
-be bad), and every class of epilogue (``support_tables.py``), needs three kernels. Prints Markdown, then
-what is wrong; exits with 1 if anything is.
+Then it is counted. For each target of the manifest, every combination of element types, accumulator, kind of
+sums and scale factors that a generator of the manifest offers (queried as by ``support_tables.py``, without
+what is known to be bad), and every class of epilogue that one offers for bf16, needs three kernels, or all
+that there are. Prints Markdown, then what is wrong; exits with 1 if anything is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,12 +36,14 @@ from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import ArtifactError, CutlassAotError, KernelNotFound
 from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of
-from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.generators.gemm import MASKED_GROUPED_GEMM, scales_of
+from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry
-from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint
+from cutlass_aot.schema.kernels.accumulation import EXACT
+from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint, extent_of
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
@@ -55,6 +57,7 @@ from tools.check.support_tables import (
     classes_of,
     declared,
     dense,
+    epilogues,
     examples,
     grouped,
     mixed_input,
@@ -84,7 +87,8 @@ class Combination(NamedTuple):
         operation: as in the record.
         generator: of the kernels.
         dtypes: of a, b and out, or of all operands of another operation.
-        accumulator: ``""`` where the operation fixes it.
+        accumulator: in words, with the kind of sums where there are exact and fast ones; ``""`` where the
+            operation fixes it.
         scales: in words.
     """
 
@@ -101,11 +105,13 @@ class Combination(NamedTuple):
 
 def combination_of(kernel: Kernel) -> Combination:
     """The combination that a kernel without an epilogue counts for."""
-    scales = {op.scale.of: ScaleRequest(op.dtype, op.scale.block) for op in kernel.operands if op.scale}
+    scales = scales_of(kernel)
     count = GEMM_OPERANDS if is_gemm(kernel.operation) else len(kernel.operands)
     dtypes = tuple(operand.dtype for operand in kernel.operands[:count])
     problem = Problem(kernel.operation, dtypes, "", kernel.accumulator, (scales.get("a"), scales.get("b")))
-    return Combination(kernel.operation, kernel.generator, dtypes, kernel.accumulator, scale_text(problem))
+    sums = f", {kernel.accumulation} sums" if kernel.accumulation else ""
+    accumulator = kernel.accumulator + sums
+    return Combination(kernel.operation, kernel.generator, dtypes, accumulator, scale_text(problem))
 
 
 def is_gemm(operation: str) -> bool:
@@ -148,9 +154,12 @@ def least_extents(operands: Sequence[OperandConstraint]) -> dict[str, int]:
     extents = {operand.name: operand.extents for operand in operands}
     found: dict[str, int] = {}
 
-    def add(name: str | int, multiple: int) -> None:
-        if isinstance(name, str):
-            found[name] = math.lcm(found.get(name, 1), multiple)
+    def add(extent: str | int, multiple: int) -> None:
+        relation = extent_of(extent) if isinstance(extent, str) else None
+        # A quotient is rounded up, so that it suits every value of its extent.
+        if relation is not None and not relation.is_quotient:
+            own = multiple // math.gcd(multiple, relation.factor)
+            found[relation.name] = math.lcm(found.get(relation.name, 1), own)
 
     for operand in operands:
         if operand.scale is not None:
@@ -191,6 +200,7 @@ def find(bundle: Bundle, group: GroupEntry, operands: Sequence[OperandDescriptio
         *operands[:count],
         operation=group.operation,
         accumulator=group.accumulator or None,
+        accumulation=group.accumulation or EXACT,
         epilogue=group.epilogue,
         parameters=dict(group.parameters),
         target=group.target,
@@ -252,72 +262,78 @@ class Count:
     def of(cls, kernels: Iterable[Kernel]) -> Count:
         """Count kernels."""
         made = cls()
-        for kernel in kernels:
-            if not kernel.epilogue:
-                made.combinations[combination_of(kernel)][kernel.target] += 1
-                continue
-            made.epilogues[kernel.target] += 1
-            pair = " x ".join(operand.dtype for operand in kernel.operands[:2])
-            for name in classes_of(epilogue_of(kernel)):
-                made.classes[pair, name][kernel.target] += 1
+        made.add(kernels)
         return made
 
+    def add(self, kernels: Iterable[Kernel]) -> None:
+        """Count more kernels."""
+        for kernel in kernels:
+            if not kernel.epilogue:
+                self.combinations[combination_of(kernel)][kernel.target] += 1
+                continue
+            self.epilogues[kernel.target] += 1
+            pair = " x ".join(operand.dtype for operand in kernel.operands[:2])
+            for name in classes_of(epilogue_of(kernel)):
+                self.classes[pair, name][kernel.target] += 1
 
-def offered(manifest: Manifest, jobs: int) -> dict[Combination, dict[str, int]]:
-    """How many kernels the manifest's generators have of each combination and target."""
+
+def offered(manifest: Manifest, jobs: int) -> Count:
+    """What the manifest's generators have: of each combination, and of each class of epilogue for bf16."""
     names = {table.generator for table in manifest.tables}
-    problems = [*dense(), *block_scaled(), *mixed_input(), *grouped(), *declared()]
     operations = {table.operation for table in manifest.tables}
-    numbers: dict[Combination, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    masked = [replace(problem, operation=MASKED_GROUPED_GEMM) for problem in grouped()]
+    problems = [*dense(), *block_scaled(), *mixed_input(), *grouped(), *masked, *declared(), *epilogues()]
+    queried = [problem for problem in problems if problem.operation in operations]
+    there_is = Count()
     generators = Generators.start(jobs)
     with generators.pool:
-        queried = [problem for problem in problems if problem.operation in operations]
         for answer in generators.answers(queried, manifest.targets, sorted(names)):
-            for combination, count in Counter(map(combination_of, answer.kernels)).items():
-                numbers[combination][answer.target] += count
-    return numbers
+            there_is.add(answer.kernels)
+    return there_is
 
 
-def missing(
-    count: Count, there_is: Mapping[Combination, Mapping[str, int]], targets: Sequence[str], least: int
-) -> Iterator[str]:
-    """What there are too few kernels of."""
-    for combination, available in there_is.items():
+def missing(count: Count, there_is: Count, least: int) -> Iterator[str]:
+    """What there are too few kernels of, and kernels that no query names."""
+    for combination, available in there_is.combinations.items():
         for target, number in available.items():
             expected, has = min(least, number), count.combinations.get(combination, Counter())[target]
             if has < expected:
                 yield f"{combination} on {target}: {has} kernels, expected {expected}"
     for combination, have in count.combinations.items():
         for target, has in have.items():
-            if target not in there_is.get(combination, {}):
+            if target not in there_is.combinations.get(combination, {}):
                 yield f"{combination} on {target}: {has} kernels of what no query of a generator names"
-    for name, epilogue in examples().items():
-        # Scales of blocks of columns, and half as many columns, are the Hopper generator's alone.
-        for target in () if epilogue.block > 1 or epilogue.halves else targets:
-            has = count.classes.get(("bf16 x bf16", name), Counter())[target]
-            if has < least:
-                yield f"epilogue {name} on {target}: {has} kernels of bf16, expected {least}"
+    for (pair, name), available in there_is.classes.items():
+        for target, number in available.items():
+            expected, has = min(least, number), count.classes.get((pair, name), Counter())[target]
+            if has < expected:
+                yield f"epilogue {name} on {target}: {has} kernels of {pair}, expected {expected}"
 
 
 # ---- the table -------------------------------------------------------------------------------------------
 
 
 def combinations_table(count: Count) -> str:
-    """A row for each operation, a, b, scale factors and accumulator, with the least number of any output."""
-    rows: dict[tuple[str, str, str, str], dict[str, Counter[str]]] = defaultdict(dict)
+    """A row for each operation, generator, a, b, scale factors and accumulator.
+
+    It has the least number of kernels for any output, and all of them by target.
+    """
+    rows: dict[tuple[str, str, str, str, str], dict[str, Counter[str]]] = defaultdict(dict)
     for combination, by_target in sorted(count.combinations.items(), key=lambda item: item[0][:2]):
         gemm = is_gemm(combination.operation)
         pair = " x ".join(combination.dtypes[:2]) if gemm else ".".join(combination.dtypes)
-        row = combination.operation, pair, combination.scales, combination.accumulator
+        words = combination.operation, combination.generator, pair, combination.scales
+        row = (*words, combination.accumulator)
         rows[row][combination.dtypes[-1] if gemm else ""] = by_target
     lines = []
-    for (operation, pair, scales, accumulator), outs in rows.items():
+    for row, outs in rows.items():
         totals: Counter[str] = Counter()
         for by_target in outs.values():
             totals.update(by_target)
-        words = [f"`{operation}`", pair, scales, accumulator, ", ".join(out for out in outs if out)]
-        lines.append(([*words, str(min(min(counts.values()) for counts in outs.values()))], dict(totals)))
-    head = ["operation", "a x b", "scale factors", "accumulator", "out", "fewest of one"]
+        fewest = min(min(counts.values()) for counts in outs.values())
+        names = [f"`{name}`" for name in row[:2]]
+        lines.append(([*names, *row[2:], ", ".join(filter(None, outs)), str(fewest)], dict(totals)))
+    head = ["operation", "generator", "a x b", "scale factors", "accumulator", "out", "fewest of one"]
     return table(head, lines)
 
 
@@ -371,7 +387,7 @@ def main(manifest_path: Path, store: Path, out: Path, jobs: int, least: int) -> 
         wrong += check_found(bundle, group, names[group.name])
     say("querying the generators")
     count = Count.of(handle.kernel for handle in handles)
-    wrong += missing(count, offered(manifest, jobs), manifest.targets, least)
+    wrong += missing(count, offered(manifest, jobs), least)
 
     spilling = sum(handle.facts.spill_bytes > 0 for handle in handles)
     click.echo(f"{about().markdown()}\n")

@@ -25,8 +25,10 @@ from cutlass_aot.builder.link.packages import package_file
 from cutlass_aot.errors import ArtifactError
 from cutlass_aot.generators.cutlass_operators.operands import MIXED_INPUT
 from cutlass_aot.generators.cutlass_operators.records import GENERATOR
+from cutlass_aot.generators.gemm import scales_of
 from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm
 from cutlass_aot.generators.tf32_gemm.generator import Tf32Gemm
+from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.constraints import SWIZZLE_32X4X4
 from cutlass_aot.schema.kernels.kernel import Kernel
 
@@ -44,6 +46,7 @@ _MULTIPLICATION = re.compile(r"\b((?:UTC)?[A-Z]G?MMA)\b[.\w]*([^;]*);")
 _SCALES = re.compile(r"idesc\[\w+\], tmem\[")
 _NUMBER = re.compile(r"\b0x[0-9a-f]{7,8}\b")
 _LINE = re.compile(r"^(?:(\.L_\w+):| *[/][*][0-9a-f]+[*][/] +([^;]*);)", re.MULTILINE)
+_ADDITION = re.compile(r"\b(?:FADD|FFMA)\b")
 _BRANCH = re.compile(r"`\((\.L_\w+)\)")
 
 
@@ -144,6 +147,12 @@ class Code(NamedTuple):
 
 def code_of(assembly: str) -> Code:
     """The instructions of GPU assembly, see :func:`disassemble`."""
+    lines, loop = _with_loop(assembly)
+    return Code(tuple(line for line in lines if line != "NOP"), len(loop))
+
+
+def _with_loop(assembly: str) -> tuple[list[str], list[str]]:
+    """The instructions of GPU assembly, and those of the loop of :class:`Code`."""
     places: dict[str, int] = {}
     lines: list[str] = []
     for label, instruction in _LINE.findall(assembly):
@@ -159,8 +168,18 @@ def code_of(assembly: str) -> Code:
         place = places[branch[1]]
         lines[position] = line.replace(branch[0], f"{place - position:+}")
         if place <= position and any(_MULTIPLICATION.search(f"{one};") for one in lines[place:position]):
-            loops.append(position + 1 - place)
-    return Code(tuple(line for line in lines if line != "NOP"), min(loops, default=0))
+            loops.append(range(place, position + 1))
+    shortest = min(loops, key=len, default=range(0))
+    return lines, [lines[position] for position in shortest]
+
+
+def adds_in_registers(assembly: str) -> bool:
+    """Whether the loop that multiplies also adds numbers of f32 in registers: what exact sums of FP8 need.
+
+    Args:
+        assembly: see :func:`disassemble`.
+    """
+    return any(map(_ADDITION.search, _with_loop(assembly)[1]))
 
 
 class Formats(NamedTuple):
@@ -216,6 +235,8 @@ def audit_instructions(kernel: Kernel, assembly: str) -> None:
     """Refuse code that does not multiply with the tensor-core instructions that the record calls for.
 
     On SM100, at least one number of the code can be an instruction descriptor of the record's element types.
+    On sm_90a, registers add up sums of FP8 that the record says are exact, or that have scale factors of
+    blocks, and no others.
 
     Args:
         kernel: the record.
@@ -241,3 +262,10 @@ def audit_instructions(kernel: Kernel, assembly: str) -> None:
             f"{kernel.name}: its code has no descriptor of a {expected} on {types}; the generator compiled "
             "it for other element types than the record says"
         )
+    if expected.name == "QGMMA" and kernel.accumulator == "f32":
+        exact = kernel.accumulation == EXACT or bool(scales_of(kernel))
+        if adds_in_registers(assembly) != exact:
+            sums = "in registers" if exact else "by tensor cores alone"
+            raise ArtifactError(
+                f"{kernel.name}: expected code that adds up sums {sums}, as its record says, got other code"
+            )

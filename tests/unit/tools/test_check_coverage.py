@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.generators.cutlass_operators.epilogue_records import constraints
+from cutlass_aot.generators.device_profiles import profile_for
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm
 from cutlass_aot.schema.kernels.constraints import ANY_SHAPE, OperandConstraint, Scale
 from cutlass_aot.schema.kernels.epilogue import TRANSPORTS, parse_epilogue
 from cutlass_aot.schema.kernels.formula import CALLED, REDUCTIONS
@@ -17,9 +20,11 @@ from tests.support.bundles import write_bundle
 from tests.support.kernels import gemm, operand
 from tools.check import coverage as tool
 
+DESIGN = {"tile_shape": (128, 64, 64), "cluster_shape": (2, 1, 1), "use_2cta_mma": False}
+
 
 def fused(text, operands=None, design=None):
-    design = design or {"tile_shape": (128, 64, 64), "cluster_shape": (2, 1, 1), "use_2cta_mma": False}
+    design = design or DESIGN
     epilogue = parse_epilogue(text, operands or {})
     moved = ",".join(f"{item.name}={item.transport}" for item in epilogue.operands if item.transport)
     plain = gemm(("bf16", "bf16", "bf16"))
@@ -95,7 +100,8 @@ def test_a_problem_is_the_least_of_each_extent():
 def test_a_group_whose_kernels_are_found_is_in_order_and_another_is_named(tmp_path):
     import cutlass_aot
 
-    kernels = [gemm(target="sm_100a"), fused("D = alpha * accum")]
+    fast = gemm(("f8e4m3", "f8e4m3", "bf16"), accumulation="fast")
+    kernels = [gemm(target="sm_100a"), fused("D = alpha * accum"), fast]
     bundle = cutlass_aot.open(write_bundle(tmp_path / "bundle", kernels), check=False)
     for group in bundle.groups:
         names = {handle.name for handle in bundle.kernels(group=group.name)}
@@ -120,18 +126,51 @@ def test_kernels_are_counted_by_what_they_compute():
     assert count.combinations[plain] == {"sm_100a": 3}
     assert count.classes["bf16 x bf16", "relu"] == {"sm_90a": 1}
     assert count.epilogues == {"sm_90a": 1}
-    there_is = {plain: {"sm_100a": 400}, tool.combination_of(kernels[3]): {"sm_100a": 400}}
-    wrong = list(tool.missing(count, there_is, ("sm_100a",), 3))
-    assert wrong[0] == "gemm bf16.bf16.f32 f32 on sm_100a: 1 kernels, expected 3"
-    everywhere = [epilogue for epilogue in tool.examples().values() if epilogue.block == 1]
-    assert len(wrong) == 1 + sum(not epilogue.halves for epilogue in everywhere)
-    assert "epilogue gelu on sm_100a: 0 kernels of bf16, expected 3" in wrong
+    there_is = tool.Count.of([*kernels, gemm(("bf16", "bf16", "f32"), design={"f": 1}, target="sm_100a")])
+    there_is.add(fused("D = gelu(accum)", design={**DESIGN, "tile_shape": (n, 64, 64)}) for n in (64, 128))
+    assert list(tool.missing(count, there_is, 3)) == [
+        "gemm bf16.bf16.f32 f32 on sm_100a: 1 kernels, expected 2",
+        "epilogue gelu on sm_90a: 0 kernels of bf16 x bf16, expected 2",
+    ]
     assert set(count.combinations) == {plain, tool.combination_of(kernels[3])}  # asking adds nothing
     # Of what there is one of, one is enough; what nobody asked about would go unseen.
-    assert next(tool.missing(count, {plain: {"sm_100a": 1}}, (), 3)).startswith("gemm bf16.bf16.f32 f32 on")
+    one = tool.Count.of(kernels[:1])
+    assert list(tool.missing(count, one, 3)) == [
+        "gemm bf16.bf16.f32 f32 on sm_100a: 1 kernels of what no query of a generator names"
+    ]
     table = tool.combinations_table(count).splitlines()
-    assert table[0] == ("| operation | a x b | scale factors | accumulator | out | fewest of one | sm_100a |")
-    assert "| `gemm` | f16 x f16 |  | f32 | f16 | 3 | 3 |" in table
+    assert table[0] == (
+        "| operation | generator | a x b | scale factors | accumulator | out | fewest of one | sm_100a |"
+    )
+    assert "| `gemm` | `cutlass.operators` | f16 x f16 |  | f32 | f16 | 3 | 3 |" in table
+
+
+def test_kinds_of_sums_scale_factors_and_operations_on_groups_are_counted_apart():
+    blocks = (ScaleRequest("f32", 128), ScaleRequest("f32", 128, across=128))
+    of_fp8 = Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32")
+    problems = [
+        of_fp8,
+        replace(of_fp8, accumulation="fast"),
+        replace(of_fp8, scales=blocks),
+        replace(of_fp8, operation="grouped_gemm", scales=blocks),
+        replace(of_fp8, operation="masked_grouped_gemm", scales=blocks),
+        replace(of_fp8, operation="masked_grouped_gemm", dtypes=("bf16",) * 3),
+    ]
+    profile = profile_for("sm_90a")
+    kernels = [next(iter(Sm90Gemm().enumerate(problem, "sm_90a", profile))) for problem in problems]
+    scaled = "f32 a: f32 x 128, b: f32 x 128 x 128"
+    assert [str(tool.combination_of(kernel)) for kernel in kernels] == [
+        "gemm f8e4m3.f8e4m3.bf16 f32, exact sums",
+        "gemm f8e4m3.f8e4m3.bf16 f32, fast sums",
+        f"gemm f8e4m3.f8e4m3.bf16 {scaled}",
+        f"grouped_gemm f8e4m3.f8e4m3.bf16 {scaled}",
+        f"masked_grouped_gemm f8e4m3.f8e4m3.bf16 {scaled}",
+        "masked_grouped_gemm bf16.bf16.bf16 f32",
+    ]
+    for kernel in kernels:
+        for extents in tool.problems_for(kernel.operands):
+            verdict = supports(kernel.operands, packed(kernel.operands, extents))
+            assert verdict, verdict.reason
 
 
 def test_tables_put_outputs_of_equal_counts_together():

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cutlass_aot.errors import ArtifactError
+from cutlass_aot.generators.device_profiles import profile_for
+from cutlass_aot.generators.protocol import Problem, ScaleRequest
+from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, Scale
 from cutlass_aot.schema.kernels.kernel import Kernel
 from tools.check.instructions import (
@@ -177,3 +182,19 @@ def test_code_is_the_same_whatever_its_labels_are_and_other_where_it_goes_elsewh
     assert code != code_of(LOOPS.replace("@!P1 BRA `(.L_x_1)", "@!P1 BRA `(.L_x_2)"))
     assert code != code_of(LOOPS.replace("R8", "R9"))
     assert code.instructions[-1] == "BRA +0"
+
+
+def test_exact_sums_of_fp8_are_added_up_in_registers_and_fast_ones_are_not():
+    fast_code = LOOPS.replace("HMMA.16816", "QGMMA.64x8x32").replace("IADD3 R0, R0, 0x1", "FADD R0, R0, R1")
+    exact_code = fast_code.replace("@!P0 BRA", "@!P0 FADD R9, R9, R4 ;\n  /*0028*/  @!P0 BRA")
+    for accumulation, right, wrong in (("exact", exact_code, fast_code), ("fast", fast_code, exact_code)):
+        made = replace(kernel("f8e4m3", target="sm_90a"), accumulation=accumulation)
+        audit_instructions(made, right)
+        with pytest.raises(ArtifactError, match="adds up sums"):
+            audit_instructions(made, wrong)
+    blocks = (ScaleRequest("f32", 128), ScaleRequest("f32", 128, across=128))
+    problem = Problem("gemm", ("f8e4m3", "f8e4m3", "bf16"), "tnt", "f32", blocks)
+    scaled = next(iter(Sm90Gemm().enumerate(problem, "sm_90a", profile_for("sm_90a"))))
+    audit_instructions(scaled, exact_code.replace("FADD R9, R9, R4", "FFMA R9, R4, R5, R9"))
+    with pytest.raises(ArtifactError, match="in registers"):
+        audit_instructions(scaled, fast_code)
