@@ -143,7 +143,9 @@ def _plan(inputs: Inputs, store: Store | None, settings: Settings) -> Plan:
     selection = with_requests(selection, recorded)
     runs = tuple(f"{program} would be run: {why}" for program, (_, why) in known.items() if why)
     with naming(inputs.manifest.path):
-        check_planned(read_tunings(inputs.manifest), selection.kernels, inputs.tools.origins.provenance)
+        tunings, provenance = read_tunings(inputs.manifest), inputs.tools.origins.provenance
+        for note in check_planned(tunings, selection.kernels, provenance):
+            settings.tell(events.Notice(note))
     origins = inputs.tools.origins
     keys = planning.kernel_keys(selection, origins.generators, origins.toolchain)
     return Plan(selection, tuple(planning.against_store(selection, keys, store)), difference, runs)
@@ -382,7 +384,8 @@ class _Making:
                 add(event.kernel, event.artifact.object_sha256, True)
 
         selection = self.planned.selection
-        check_planned(self.planned.recipe.tuning, selection.kernels, tools.origins.provenance)
+        for note in check_planned(self.planned.recipe.tuning, selection.kernels, tools.origins.provenance):
+            settings.tell(events.Notice(note))
         planned = planning.against_store(selection, self.planned.keys, self.store)
         if required is not None:
             planned = [item for item in planned if item.key in required]

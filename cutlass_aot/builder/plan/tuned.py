@@ -10,7 +10,7 @@ from cutlass_aot.manifest.model import Manifest
 from cutlass_aot.schema.bundles.group_index import KernelEntry
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.tuning.ranking import Ranking
-from cutlass_aot.schema.tuning.tuned import objects_of, rankings_of_manifest
+from cutlass_aot.schema.tuning.tuned import Objects, objects_of, of_present, rankings_of_manifest
 from cutlass_aot.schema.tuning.tuning import MAX_TUNING_BYTES, Tuning
 
 
@@ -33,9 +33,26 @@ def read_tunings(manifest: Manifest) -> dict[str, Tuning]:
 
 def check_planned(
     tunings: Mapping[str, Tuning], kernels: Iterable[Kernel], versions: Mapping[str, str]
-) -> None:
-    """Refuse tuning files that are seen not to fit the plan, before anything is compiled."""
-    rankings_of_manifest(tunings, {kernel.digest: (kernel, None) for kernel in kernels}, versions)
+) -> list[str]:
+    """Refuse tuning files that are seen not to fit the plan, before anything is compiled.
+
+    Returns:
+        For each file that has times of other kernels too, which are left out, how many these are.
+    """
+    planned: Objects = {kernel.digest: (kernel, None) for kernel in kernels}
+    rankings_of_manifest(tunings, planned, versions)
+    notes = []
+    for name, tuning in tunings.items():
+        there, used = (
+            sum(len(group.kernels) for group in found.groups)
+            for found in (tuning, of_present(tuning, planned))
+        )
+        if used < there:
+            notes.append(
+                f"select.tuning: {name}: {there - used} of the {there} kernels that it has times of are not "
+                "in this build: they are left out"
+            )
+    return notes
 
 
 def measured_rankings(

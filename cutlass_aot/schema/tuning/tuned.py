@@ -4,6 +4,7 @@ All functions are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from cutlass_aot.errors import ManifestError
@@ -65,6 +66,22 @@ def fits(
                     f"{_differences(tuning.versions, versions or {})}; {advice}"
                 )
     return ACCEPTED
+
+
+def of_present(tuning: Tuning, kernels: Objects) -> Tuning:
+    """A tuning file without the kernels that are not among ``kernels``, and what is about them alone."""
+    groups = []
+    for group in tuning.groups:
+        present = {
+            kernel.digest: kernel
+            for kernel in group.kernels
+            if kernel.digest in kernels and kernels[kernel.digest][0].group == group.digest
+        }
+        if present:
+            problems = (problem.among(present) for problem in group.problems)
+            kept = tuple(problem for problem in problems if problem.kernels)
+            groups.append(replace(group, kernels=tuple(present.values()), problems=kept))
+    return replace(tuning, groups=tuple(groups))
 
 
 def _differences(measured: Mapping[str, str], present: Mapping[str, str]) -> str:
@@ -233,14 +250,17 @@ def rankings_of_manifest(
 ) -> tuple[Ranking, ...]:
     """The rankings from the tuning files (by path as written) that a manifest names in ``[select] tuning``.
 
-    Call it before anything is compiled, to refuse early a kernel that the manifest does not select, and again
-    when the objects are known. ManifestError if a file has times of a kernel that is not selected or of other
-    code than is built, or no times, or if two files have times of one group on one GPU model.
+    Call it before anything is compiled, to refuse early a file that is of no use, and again when the objects
+    are known. Times of kernels that the manifest does not select are left out. ManifestError if a file has
+    no others, or times of other code than is built, or no times, or if two files have times of one group on
+    one GPU model.
     """
     found: dict[tuple[str, str], tuple[str, Ranking]] = {}
-    for name, tuning in files.items():
+    present = {name: of_present(tuning, kernels) for name, tuning in files.items()}
+    for name, tuning in present.items():
+        # A file without any of the kernels is refused with the name of one.
         verdict = fits(
-            tuning,
+            tuning if tuning.groups else files[name],
             kernels,
             holder="this build",
             advice="leave the file out of the manifest, build, measure the bundle with cutlass-aot tune, and "
@@ -250,7 +270,7 @@ def rankings_of_manifest(
         verdict = verdict and sound(tuning) and _fitted_today(tuning)
         if not verdict:
             raise ManifestError(f"select.tuning: {name}: {verdict.reason}")
-        others = [other for other in files.values() if other is not tuning]
+        others = [other for other in present.values() if other is not tuning]
         own = rankings(tuning, kernels, sorted(others, key=lambda other: other.gpu != tuning.gpu))
         if not own:
             raise ManifestError(f"select.tuning: {name}: no problem was measured: leave the file out")

@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -102,6 +102,14 @@ class TunedProblem:
     def kernels(self) -> frozenset[str]:
         """Digests of all kernels that were tried, failed ones too."""
         return frozenset(digest for digest, _ in (*self.ranked, *self.stopped, *self.failed))
+
+    def among(self, digests: Container[str]) -> "TunedProblem":
+        """The measurements of some kernels alone."""
+        ranked, stopped = (
+            tuple(time for time in times if time[0] in digests) for times in (self.ranked, self.stopped)
+        )
+        failed = tuple(failure for failure in self.failed if failure[0] in digests)
+        return replace(self, ranked=ranked, stopped=stopped, failed=failed)
 
     def validate(self) -> None:
         """Refuse a kernel that occurs twice."""

@@ -11,7 +11,15 @@ from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.tuning.costs import FEATURES, FORMULA, Machine, Regression, derived
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
-from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of, rankings, rankings_of_manifest, sound
+from cutlass_aot.schema.tuning.tuned import (
+    applies,
+    fits,
+    objects_of,
+    of_present,
+    rankings,
+    rankings_of_manifest,
+    sound,
+)
 from cutlass_aot.schema.tuning.tuning import FittedModel, TunedProblem
 from tests.support.synthetic import entry, kernels
 from tests.support.tunings import GPU, PROBLEM, tuned_group, tuning
@@ -142,6 +150,31 @@ def test_the_files_of_a_manifest_are_taken_together():
     assert all(ranking.measured for ranking in found)
     assert of_manifest(dict(reversed(files.items()))) == found
     assert of_manifest({}) == ()
+
+
+def test_times_of_kernels_that_a_manifest_does_not_select_are_left_out():
+    first, second, third = (item.kernel.digest for item in F16)
+    problems = [
+        TunedProblem(PROBLEM, ((second, 10.5), (first, 12.0)), ((third, 13.0),)),
+        TunedProblem(Extents(2, 8, 8, 8), ((third, 9.0),), (), ((first, "wrong"),)),
+    ]
+    files = {"t.json": tuning([tuned_group(F16, problems), tuned_group(BF16)])}
+    (found,) = of_manifest(files, F16[1:])
+    assert found.problems == RankedProblems.of(
+        [
+            RankedProblem(PROBLEM, (second, third), (10.5e-6, 13e-6)),
+            RankedProblem(Extents(2, 8, 8, 8), (third,), (9e-6,)),
+        ]
+    )
+    assert of_manifest(files, F16[2:])[0].problems == RankedProblems.of(
+        [RankedProblem(Extents(2, 8, 8, 8), (third,), (9e-6,))]
+    )
+    # One that failed is left out like any other.
+    with pytest.raises(ManifestError, match=f"kernel {F16[0].kernel.name} failed at 2 of 8x8x8"):
+        of_manifest(files, F16)
+    # The same kernels in another group are others.
+    wrong = replace(tuned_group(F16), digest=tuned_group(BF16).digest)
+    assert of_present(tuning([wrong]), objects_of([*F16, *BF16])).groups == ()
 
 
 @pytest.mark.parametrize(
