@@ -17,8 +17,8 @@ from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
 from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
 from cutlass_aot.schema.kernels.accumulation import EXACT, FAST
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.kernels.epilogue import BLOCKS, MATRIX, NUMBER, Epilogue, EpilogueOperand
 from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
-from cutlass_aot.schema.kernels.epilogue import MATRIX, NUMBER, Epilogue, EpilogueOperand
 from cutlass_aot.schema.kernels.formula import OUT, canonical_text, names_in
 from cutlass_aot.schema.words import few
 
@@ -175,6 +175,13 @@ def _epilogues(epilogue: Epilogue) -> Iterator[tuple[str, str, Epilogue]]:
         )
         words = f"with `{left_out.name}` as a number" if left_out.name in read else f"without `{left_out}`"
         yield f"{words} in the epilogue", "", Epilogue(canonical_text(rest), operands)
+    for extents, columns in BLOCKS.items() if epilogue.block > 1 else ():
+        if columns != epilogue.block:
+            operands = tuple(
+                replace(operand, extents=extents) if operand.block > 1 else operand
+                for operand in epilogue.operands
+            )
+            yield "with scales of {} columns", str(columns), replace(epilogue, operands=operands)
     for index, operand in enumerate(epilogue.operands):
 
         def other(index: int = index, **fields: object) -> Epilogue:

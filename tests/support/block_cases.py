@@ -27,6 +27,10 @@ CASES: dict[str, tuple[str, str, dict[str, str], tuple[int, int]]] = {
         "x = maximum(even(accum), 0) * odd(accum + bias); scale = max(abs(x)) / 448; D = x / scale",
         "f8e4m3", {"extents": "MN/128"}, (128, 256),
     ),
+    "pairs-and-count": (
+        "x = maximum(even(accum), 0) * odd(accum + bias); scale = max(abs(x)) / sum(1); D = x / scale",
+        "f8e4m3", {"extents": "MN/128"}, (128, 256),
+    ),
 }  # fmt: skip
 """A formula, the element type of its output, its scale, and the rows and columns of a tile."""
 
@@ -42,5 +46,5 @@ def plan_of(case: str) -> Plan:
     rows, columns = CASES[case][3]
     return make_plan(
         tile=(rows, columns, 64), cluster=(1, 1, 1), warp_groups=rows // ROWS, blocks=1, swap=False,
-        input_bits=16, output_bits=32, fused=True, block=columns_of_block(epilogue_of(case)),
+        input_bits=16, output_bits=32, fused=True, scale_columns=columns_of_block(epilogue_of(case)),
     )  # fmt: skip

@@ -263,11 +263,11 @@ def measured(path: Path, rounds: int) -> Result:
         row = Row(f"{what}: {state}, {kind}", f"{whole * 1e6:.0f} µs")
         rows.append(row._replace(goal="≤ 200 µs", met=whole <= GOAL) if kind == IN_A_ROW else row)
     meanwhile = (
-        f"{machine['loop'] * 1e6:.1f} µs for a loop of 100 turns, {machine['file'] * 1e6:.1f} µs for "
-        f"opening, reading and closing an index; {machine['switches']:.0f} times without its processor, "
-        f"{machine['faults']:.0f} page faults"
+        f"before, {machine['loop'] * 1e6:.1f} µs for a loop of 100 turns, {machine['file'] * 1e6:.1f} µs for "
+        f"opening, reading and closing an index; meanwhile, {machine['switches']:.0f} times without its "
+        f"processor, {machine['faults']:.0f} page faults"
     )
-    rows.append(Row("what the machine took meanwhile", meanwhile))
+    rows.append(Row("of this machine", meanwhile))
     columns = list(product(STATES, KINDS))
     table = Table(
         "Steps of a look-up, in microseconds",

@@ -35,15 +35,18 @@ from cutlass_aot.builder.build import build
 from cutlass_aot.builder.compile.cores import available_workers
 from cutlass_aot.builder.settings import Settings
 from cutlass_aot.errors import ArtifactError, CutlassAotError, KernelNotFound
-from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of
+from cutlass_aot.generators.cutlass_operators.epilogue_records import epilogue_of as epilogue_of_package
 from cutlass_aot.generators.gemm import MASKED_GROUPED_GEMM, scales_of
 from cutlass_aot.generators.protocol import Problem
+from cutlass_aot.generators.sm90_gemm.generator import Sm90Gemm
+from cutlass_aot.generators.sm90_gemm.generator import epilogue_of as epilogue_of_sm90_gemm
 from cutlass_aot.manifest.model import Manifest, load_manifest
 from cutlass_aot.runtime.bundle import Bundle
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.accumulation import EXACT
 from cutlass_aot.schema.kernels.constraints import BATCH, OperandConstraint, extent_of
+from cutlass_aot.schema.kernels.epilogue import Epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import OperandDescription, packed
 from cutlass_aot.store.store import Store
@@ -156,10 +159,11 @@ def least_extents(operands: Sequence[OperandConstraint]) -> dict[str, int]:
 
     def add(extent: str | int, multiple: int) -> None:
         relation = extent_of(extent) if isinstance(extent, str) else None
-        # A quotient is rounded up, so that it suits every value of its extent.
-        if relation is not None and not relation.is_quotient:
-            own = multiple // math.gcd(multiple, relation.factor)
-            found[relation.name] = math.lcm(found.get(relation.name, 1), own)
+        if relation is None or (relation.is_quotient and multiple == 1):
+            # A quotient is rounded up, so that any value of its extent suits.
+            return
+        own = multiple // math.gcd(multiple, relation.factor) * relation.divisor
+        found[relation.name] = math.lcm(found.get(relation.name, 1), own)
 
     for operand in operands:
         if operand.scale is not None:
@@ -275,6 +279,12 @@ class Count:
             pair = " x ".join(operand.dtype for operand in kernel.operands[:2])
             for name in classes_of(epilogue_of(kernel)):
                 self.classes[pair, name][kernel.target] += 1
+
+
+def epilogue_of(kernel: Kernel) -> Epilogue:
+    """The epilogue of a kernel that has one."""
+    of_sm90_gemm = epilogue_of_sm90_gemm(kernel) if kernel.generator == Sm90Gemm.name else None
+    return of_sm90_gemm or epilogue_of_package(kernel)
 
 
 def offered(manifest: Manifest, jobs: int) -> Count:

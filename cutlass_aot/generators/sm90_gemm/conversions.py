@@ -21,7 +21,7 @@ _LARGEST_F8E8M0 = 254
 def as_f4e2m1(values: Any) -> Any:
     """Numbers of f32 as f4e2m1, two in each byte: to nearest, of two to the even one, and saturated.
 
-    What is not a number becomes the largest, as with the instruction of later GPUs.
+    What is not a number becomes the largest positive one.
     """
     elements = cute.make_rmem_tensor(values.shape, cutlass.Float32)
     elements.store(values)
@@ -35,6 +35,7 @@ def as_f4e2m1(values: Any) -> Any:
 def bits_of_f4e2m1(value: Any) -> Any:
     """The four bits of a number: sign, two of the exponent, whose bias is 1, and one of the mantissa."""
     sign = value.bitcast(cutlass.Uint32) >> 28 & 8
+    sign = cutlass.Uint32(cutlass.select_(value == value, sign, cutlass.Uint32(0)))
     magnitude = (value.bitcast(cutlass.Uint32) & (_SIGN - 1)).bitcast(cutlass.Float32)
     most = cutlass.Float32(_LARGEST_F4E2M1)
     magnitude = cutlass.Float32(cutlass.select_(magnitude < most, magnitude, most))

@@ -161,7 +161,7 @@ class _Design:
             scaled=self.scaled,
             exact=self.exact,
             operation=self.operation,
-            block=columns_of_block(epilogue),
+            scale_columns=columns_of_block(epilogue),
         )
 
 

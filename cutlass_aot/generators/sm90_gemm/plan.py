@@ -82,7 +82,7 @@ class Plan:
         exact: whether registers add up the sums of each 128 of K, without scale factors.
         operation: ``"gemm"``, or one on groups of rows of A, each with a B of its own; blocks are then
             persistent.
-        block: columns of the sums of which an epilogue stores a value for each block; 1 if it does not.
+        scale_columns: columns of the sums that share a scale which an epilogue stores; 1 without one.
     """
 
     tile: tuple[int, int, int]
@@ -98,7 +98,7 @@ class Plan:
     scaled: bool = False
     exact: bool = False
     operation: str = "gemm"
-    block: int = 1
+    scale_columns: int = 1
 
     @property
     def groups(self) -> bool:
@@ -194,7 +194,7 @@ class Plan:
     @property
     def multiples(self) -> tuple[int, int]:
         """Rows and columns of which a tile begins at a multiple, also one that is moved back."""
-        piece = max(self.piece if self.scaled else 1, self.block)
+        piece = max(self.piece if self.scaled else 1, self.scale_columns)
         return (piece, 1) if self.swap else (1, piece)
 
     @property
@@ -293,13 +293,13 @@ def make_plan(
     scaled: bool = False,
     exact: bool = False,
     operation: str = "gemm",
-    block: int = 1,
+    scale_columns: int = 1,
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
     Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are,
     ``scaled`` if there are scale factors, ``exact`` if registers add up the sums of each 128 of K without,
-    ``block`` is that of :class:`Plan`.
+    ``scale_columns`` is that of :class:`Plan`.
     Raises :class:`ValueError` if the results, or two stages, do not fit, the registers of several blocks
     do not suffice, or blocks cannot share the results or an operand's tile equally.
     """
@@ -320,7 +320,7 @@ def make_plan(
         scaled=scaled,
         exact=exact,
         operation=operation,
-        block=block,
+        scale_columns=scale_columns,
     )
     if plan.promoted and depth * input_bits // 8 != SCALED_BLOCK:
         raise ValueError(

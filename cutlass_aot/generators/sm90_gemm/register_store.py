@@ -78,7 +78,7 @@ def store_sums(
     own_rows = sorted({more_rows for *_, more_rows, _ in todo})
     partial = partial_results(output.epilogue, len(own_rows))
     # Pieces of a block of columns of which a value is stored.
-    in_block = max(plan.block // COLUMNS, 1)
+    in_block = max(plan.scale_columns // COLUMNS, 1)
     known_of_block: list[dict[str, Any]] = [{}] * in_block
     stores = max(STORES, in_block)
     for begin in cutlass.range_constexpr(0, len(todo), stores):
@@ -98,9 +98,9 @@ def store_sums(
         for place in cutlass.range_constexpr(len(pending)):
             inside, at, result = pending[place]
             _, _, more_rows, more_columns = todo[begin + place]
-            if cutlass.const_expr(plan.block > 1 and place % in_block == 0):
+            if cutlass.const_expr(plan.scale_columns > 1 and place % in_block == 0):
                 of_block = pending[place : place + in_block]
-                known_of_block = reduce_block(of_block, output.epilogue, output, SAME_ROW, plan.block)
+                known_of_block = reduce_block(of_block, output.epilogue, output, SAME_ROW, plan.scale_columns)
             # Bound here: in the branch, the number would be one that is known at run time alone.
             emit_in_row = functools.partial(
                 emit, row=own_rows.index(more_rows), known=known_of_block[place % in_block]
@@ -151,7 +151,7 @@ def pieces(plan: Any) -> list[tuple[int, int, int, int]]:
                 found.append((index, index + 2, across, down))
             elif group % 2 == 0:
                 found += [(index + half, index + half + 4, down + half * 4, across) for half in (0, 2)]
-    return found if plan.block == 1 else sorted(found, key=lambda piece: piece[2:])
+    return found if plan.scale_columns == 1 else sorted(found, key=lambda piece: piece[2:])
 
 
 def converted_pair(total: Any, index: int, output: Output) -> Any:

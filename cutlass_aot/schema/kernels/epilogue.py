@@ -208,7 +208,9 @@ def _declared(name: str, entries: Mapping[str, object]) -> EpilogueOperand:
     if extents == NUMBER and dtype != "f32":
         raise ManifestError(f"{where}: a number of {dtype}: a number is passed by value, as f32")
     if "layout" in entries and extents != MATRIX and extents not in BLOCKS:
-        raise ManifestError(f'{where}.layout: only a matrix (extents = "MN") has one')
+        raise ManifestError(
+            f'{where}.layout: only a matrix (extents = "MN"), or scales of blocks ("MN/128"), has one'
+        )
     layout = _word(where, entries, "layout", "", ("t", "n"))
     transport = _word(where, entries, "transport", "tma", TRANSPORTS)
     if "transport" in entries and extents not in (MATRIX, ROW, COLUMN):
@@ -321,6 +323,12 @@ def _check_blocks(operands: Sequence[EpilogueOperand], outputs: Mapping[str, Sta
         )
     by_name = {operand.name: operand for operand in operands}
     for operand in blocks:
+        for name in sorted(names_in(outputs[operand.name].expression)):
+            if name in outputs:
+                raise ManifestError(
+                    f"epilogue: in `{outputs[operand.name]}`: {name} is a value of a block itself: only what "
+                    "is not reduced can read it"
+                )
         outside, inside = without_reductions(outputs[operand.name].whole)
         for name in sorted(names_in(outside) - set(inside)):
             if name == ACCUMULATOR or by_name[name].extents not in (NUMBER, ELEMENT, COLUMN, STRIDED_COLUMN):
@@ -333,12 +341,6 @@ def _check_blocks(operands: Sequence[EpilogueOperand], outputs: Mapping[str, Sta
                 f"epilogue: in `{outputs[operand.name]}`: {ROTATION}() is of two columns: it can only be "
                 "inside of sum(), max() or min()"
             )
-        for name in sorted(names_in(outputs[operand.name].expression)):
-            if name in outputs:
-                raise ManifestError(
-                    f"epilogue: in `{outputs[operand.name]}`: {name} is a value of a block itself: only what "
-                    "is not reduced can read it"
-                )
 
 
 _EACH, _HALF = "a value for each column of accum", "one for each two columns of accum"

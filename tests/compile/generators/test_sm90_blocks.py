@@ -52,7 +52,8 @@ def test_each_block_has_the_scale_of_its_columns(
     _, dtype, entries, tile = CASES[case]
     columns, scale_dtype = int(entries["extents"].removeprefix("MN/")), entries.get("dtype", "f32")
     chance = numpy.random.default_rng(rows)
-    columns_of_sums = 2 * width if case == "pairs" else width
+    pairs = case.startswith("pairs")
+    columns_of_sums = 2 * width if pairs else width
     sums = chance.normal(size=(batch, rows, columns_of_sums)) * 2.0 ** chance.integers(
         -12, 12, (batch, rows, 1)
     )
@@ -69,10 +70,13 @@ def test_each_block_has_the_scale_of_its_columns(
         largest = (blocks.sum(axis=-1, dtype=numpy.float32) + most) + numpy.float32(1)
     else:
         divisor = {"f8e4m3": 448, "bf16": 6}[dtype]
+        if case == "pairs-and-count":
+            # Of the columns of the output, the last block having fewer.
+            divisor = in_blocks(numpy.ones((1, 1, width)), columns, 0).sum(axis=-1, dtype=numpy.float32)
         x = sums + bias
-        if case == "pairs":
+        if pairs:
             x = numpy.maximum(sums[..., ::2], 0) * x[..., 1::2]
-        largest = in_blocks(numpy.abs(x), columns, 0).max(axis=-1) / numpy.float32(divisor)
+        largest = in_blocks(numpy.abs(x), columns, 0).max(axis=-1) / numpy.asarray(divisor, numpy.float32)
     bits, scale = stored_scale(largest, scale_dtype)
     of_element = numpy.repeat(scale, columns, axis=-1)[:, :, :width]
     result = sums + of_element + bias if case == "sum" else x / of_element

@@ -299,13 +299,13 @@ def test_reductions_are_atomic_operations_after_exchanges_in_a_warp(
 def test_scales_of_blocks_are_exchanged_within_a_warp_and_stored_once(
     objects: list[tuple[Kernel, bytes]],
 ) -> None:
-    scaled = [(kernel, data) for kernel, data in objects if plan_of(kernel).block > 1]
+    scaled = [(kernel, data) for kernel, data in objects if plan_of(kernel).scale_columns > 1]
     assert len(scaled) == len(QUANTIZED) + 1
     for kernel, data in scaled:
         plan, code = plan_of(kernel), listing(data)
         assert not re.search(r"[*]/\s+(@!?U?P\d+ )?(RED|REDG|ATOM|ATOMG)\b", code), kernel.name
         # A thread has a fourth of each of its blocks, and four neighbours of a row at a time.
-        blocks = plan.totals * 4 // plan.block
+        blocks = plan.totals * 4 // plan.scale_columns
         assert len(re.findall(r"\bSHFL\.BFLY\b", code)) == plan.totals // 2 + 2 * blocks, kernel.name
         assert len(re.findall(r"\bSTG\b", code)) == plan.totals // 4 + blocks, kernel.name
 

@@ -266,7 +266,7 @@ def test_an_output_with_half_as_many_columns(
         assert by_name["F"].extents == extents
         assert (by_name["b"].multiples, by_name["out"].divisibility) == ((1, 1, 2), 8)
         assert epilogue_of(kernel) == epilogue
-        assert plan_of(kernel).block == 1
+        assert plan_of(kernel).scale_columns == 1
         assert from_plain(Kernel, to_plain(kernel), "a kernel record") == kernel
 
 
@@ -296,8 +296,8 @@ def test_scales_of_an_output_with_half_as_many_columns(
     assert len(found) >= least
     for kernel in found:
         plan = plan_of(kernel)
-        assert plan.block == 2 * columns
-        assert plan.tile[1] % plan.block == 0
+        assert plan.scale_columns == 2 * columns
+        assert plan.tile[1] % plan.scale_columns == 0
         assert kernel.operands[-1].extents == ("L", "M", f"N / {2 * columns}")
         assert epilogue_of(kernel) == epilogue
 

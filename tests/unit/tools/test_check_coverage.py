@@ -173,6 +173,25 @@ def test_kinds_of_sums_scale_factors_and_operations_on_groups_are_counted_apart(
             assert verdict, verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("formula", "columns", "classes"),
+    [
+        ("D = even(accum)", 0, {"even"}),
+        ("s = max(odd(accum)); D = odd(accum) / s", 128, {"odd", "scale of 128 columns", "/"}),
+        ("s = max(even(accum)); D = even(accum) / s", 16, {"even", "scale of 16 columns", "/"}),
+    ],
+)
+def test_epilogues_of_half_as_many_columns_are_counted_and_found(formula, columns, classes):
+    operands = {"s": {"extents": f"MN/{columns}"}} if columns else {}
+    problem = Problem("gemm", ("bf16",) * 3, "tnt", "f32", epilogue=parse_epilogue(formula, operands))
+    kernel = next(iter(Sm90Gemm().enumerate(problem, "sm_90a", profile_for("sm_90a"))))
+    found = tool.Count.of([kernel]).classes
+    assert {name for _, name in found} == classes
+    for extents in tool.problems_for(kernel.operands):
+        verdict = supports(kernel.operands, packed(kernel.operands, extents))
+        assert verdict, verdict.reason
+
+
 def test_tables_put_outputs_of_equal_counts_together():
     from tools.check import support_tables as tables
 
