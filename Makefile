@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: bundle test emulator check bench bench-gpu torture registry fuzz docs clean
+.PHONY: install bundle test emulator check bench bench-gpu torture registry fuzz docs clean
+
+install: $(VENV)/.installed
 
 bundle: $(VENV)/.installed
 	$(BIN)/cutlass-aot build manifests/sm100.toml
@@ -83,6 +85,7 @@ bench-gpu: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt hashes.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement hashes.txt
+	@echo "Of FlashInfer, pip names packages below that are not installed: they are not needed here."
 	$(BIN)/python -m pip install --quiet $$(sed -n '/^torch==/p' constraints.txt)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@

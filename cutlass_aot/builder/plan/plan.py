@@ -77,7 +77,8 @@ def _check_table(table: KernelTable, generator: Generator) -> None:
         if target not in possible:
             raise ManifestError(
                 f"{table.where}: generator {generator.name!r} cannot serve target {target}: "
-                f"expected some of {', '.join(possible)}{target_meant(target, possible)}"
+                f"expected some of {', '.join(possible)}{target_meant(target, possible)}; `targets` in this "
+                "table says for which of the bundle's it makes kernels"
             )
     filters = (*table.filters, *(item for group in table.exclude for item in group))
     _check_filters(filters, generator, table.where, TABLE_KEYS)

@@ -518,7 +518,8 @@ class _Reader:
         if function in self.reductions:
             raise self.error(
                 f"{function}() can only be all of the right side of an output: `total = {function}(...)`, or "
-                'part of that of one with extents such as "MN/128"; of two elements, maximum() and minimum()'
+                'part of that of one that [kernels.operands] declares with extents such as "MN/128"; of two '
+                "elements, maximum() and minimum()"
             )
         if function not in self.named:
             raise self.error(

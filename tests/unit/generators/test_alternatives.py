@@ -22,6 +22,9 @@ COLUMNS = parse_epilogue("D = accum + c", {"c": {"extents": "MN", "layout": "n"}
 TWO = parse_epilogue(
     "D = accum + c * d", {key: {"extents": "MN", "transport": "sync_gmem_load"} for key in "cd"}
 )
+IN_BLOCKS = parse_epilogue(
+    "x = even(accum) * odd(accum); s = max(abs(x)); D = x / s", {"s": {"extents": "MN/128"}}
+)
 BYTES = parse_epilogue("D = accum + c", {"c": {"extents": "N", "dtype": "i8"}})
 
 
@@ -68,6 +71,12 @@ def said(
             {"dtypes": "f8e4m3.f8e4m3.bf16", "scales": (ScaleRequest("f8e8m0", 32),) * 2},
             "it has some with factors f32 of 128 elements for `a` and 128 x 128 for `b`, "
             "or without scale factors",
+        ),
+        (
+            "sm90_gemm",
+            {"dtypes": "f8e4m3.f8e4m3.f8e4m3", "epilogue": IN_BLOCKS},
+            "it has some with `s` as a number in the epilogue, or with scales of 32 or 16 columns, "
+            'or with accumulation = "fast", or with f16 or bf16 as `a` and `b`',
         ),
         (
             "sm90_gemm",

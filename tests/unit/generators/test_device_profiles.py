@@ -111,7 +111,7 @@ def test_an_unknown_profile_is_named():
         ("H200", "; did you mean 'h200'?"),
         ("NVIDIA H200", "; did you mean 'h200'?"),
         ("b20", "; did you mean 'b200'?"),
-        ("h100", "; h200 has its compute capability"),
+        ("h100", "; h200 has its compute capability, and may be taken for it"),
         ("A100", ""),
         ("xyz", ""),
     ],
