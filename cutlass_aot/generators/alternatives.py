@@ -14,6 +14,7 @@ from typing import NamedTuple
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.generators.gemm import has_fast_sums
 from cutlass_aot.generators.protocol import Generator, Problem, ScaleRequest
+from cutlass_aot.generators.registry import references
 from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
 from cutlass_aot.schema.kernels.accumulation import EXACT, FAST
 from cutlass_aot.schema.kernels.dtypes import DTYPES
@@ -22,6 +23,7 @@ from cutlass_aot.schema.kernels.epilogue import DTYPES as EPILOGUE_DTYPES
 from cutlass_aot.schema.kernels.formula import OUT, canonical_text, names_in
 from cutlass_aot.schema.words import few
 
+_PACKAGE = __name__.partition(".")[0]
 _ACCUMULATORS = ("f32", "f16", "f64", "i32")
 _SCALES = (ScaleRequest("f8e8m0", 32), ScaleRequest("f8e4m3", 16))
 _SCALES_OF_BLOCKS = ScaleRequest("f32", 128), ScaleRequest("f32", 128, across=128)
@@ -40,6 +42,30 @@ class _Change(NamedTuple):
 
 def alternatives(generator: Generator, problem: Problem, target: str, device: DeviceProfile) -> str:
     """What a generator has instead of nothing, such as ``it has some with f16, bf16 or f32 as `out```.
+
+    Generators of this package that have kernels for the problem are named too.
+    """
+    others = [repr(name) for name in _generators_of(problem, target, device) if name != generator.name]
+    words = _of_this(generator, problem, target, device)
+    have = "has" if len(others) == 1 else "have"
+    return f"{words}; {' and '.join(others)} {have} kernels for it" if others else words
+
+
+def _generators_of(problem: Problem, target: str, device: DeviceProfile) -> Iterator[str]:
+    """Names of the generators of this package that have kernels for a problem."""
+    for name, reference in sorted(references().items()):
+        # Those of other packages are loaded only where a manifest names them.
+        if reference.location.startswith(f"{_PACKAGE}."):
+            with contextlib.suppress(Exception):
+                other = reference.load()
+                if target in other.targets(problem.operation) and any(
+                    True for _ in other.enumerate(problem, target, device)
+                ):
+                    yield name
+
+
+def _of_this(generator: Generator, problem: Problem, target: str, device: DeviceProfile) -> str:
+    """What the generator has.
 
     Each element type, layout, scale factor and part of the epilogue is changed by itself. If no single change
     helps, the same is tried without epilogue and scale factors in the usual layouts; then all element types

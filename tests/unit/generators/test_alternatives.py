@@ -129,7 +129,15 @@ class _Picky:
 def test_what_a_generator_raises_counts_as_none() -> None:
     problem = Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32")
     words = alternatives(_Picky(), problem, "sm_90a", load_profile("h200"))  # type: ignore[arg-type]
-    assert words == "it has some with bf16 as `a`"
+    assert words.startswith("it has some with bf16 as `a`; ")
+
+
+def test_other_generators_of_this_package_are_named() -> None:
+    epilogue = parse_epilogue("D = relu(accum)", {})
+    assert said("cutlass.operators", "bf16.bf16.bf16", epilogue=epilogue) == (
+        "it has some without the epilogue, or for sm_100a, sm_100f, sm_103a, sm_103f, sm_107a or sm_110a; "
+        "'sm90_gemm' has kernels for it"
+    )
 
 
 class _Narrow(_Picky):
@@ -160,6 +168,6 @@ def test_nothing_at_all() -> None:
         def enumerate(self, problem: Problem, target: str, device: DeviceProfile) -> Iterable[Kernel]:
             return []
 
-    problem = Problem("gemm", ("f16", "f16", "f16"), "tnt", "f32")
+    problem = Problem("gemm", ("f16", "f16", "f64"), "tnt", "f32")
     words = alternatives(Empty(), problem, "sm_90a", load_profile("h200"))  # type: ignore[arg-type]
     assert words == "another element type, layout, scale factor, epilogue or target alone gives none either"
