@@ -38,6 +38,14 @@ def tree(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def choice_of(bundle):
+    """What a bundle chooses for the problem that was measured."""
+    a = cutlass_aot.describe((PROBLEM.m, PROBLEM.k), "f64")
+    b = cutlass_aot.describe((PROBLEM.k, PROBLEM.n), "f64", strides=(1, PROBLEM.k))
+    out = cutlass_aot.describe((PROBLEM.m, PROBLEM.n), "f64")
+    return cutlass_aot.open(bundle).choose(a, b, out, gpu=GPU)
+
+
 class Builder:
     """Builds in a folder, with a store that all builds share."""
 
@@ -80,10 +88,7 @@ def test_the_bundle_is_as_if_the_file_were_applied(build, untuned, measured, tmp
     apply_tuning(untuned.path, measured, tmp_path / "applied")
     assert tree(result.bundle) == tree(tmp_path / "applied")
 
-    a = cutlass_aot.describe((PROBLEM.m, PROBLEM.k), "f64")
-    b = cutlass_aot.describe((PROBLEM.k, PROBLEM.n), "f64", strides=(1, PROBLEM.k))
-    out = cutlass_aot.describe((PROBLEM.m, PROBLEM.n), "f64")
-    choice = cutlass_aot.open(result.bundle).choose(a, b, out, gpu=GPU)
+    choice = choice_of(result.bundle)
     assert (choice.tier, choice.kernel.digest) == ("tuned", measured.groups[0].problems[0].ranked[0][0])
 
     # Nothing to do, until the file is another.
@@ -114,14 +119,26 @@ def test_other_code_is_refused_with_the_versions(build, untuned, measured):
     assert not (build.root / "refused").exists()
 
 
-def test_a_kernel_that_is_not_selected_is_refused_before_anything_is_compiled(build, measured):
-    path = build.manifest(SELECT, "max_per_group = 1")
+def test_times_of_kernels_that_are_not_selected_are_left_out(build, untuned, measured, capsys):
+    result = build("part", SELECT, "max_per_group = 1")
+    count = len(untuned.kernels())
+    notice = f"select.tuning: t.json: {count - 1} of the {count} kernels that it has times of are not in this"
+    assert notice in capsys.readouterr().err
+    (kernel,) = cutlass_aot.open(result.bundle).kernels()
+    choice = choice_of(result.bundle)
+    assert (choice.tier, choice.kernel.digest) == ("tuned", kernel.kernel.digest)
+
+
+def test_a_file_of_other_kernels_is_refused_before_anything_is_compiled(build, untuned, measured):
+    group = measured.groups[0]
+    write_tuning(replace(measured, groups=(replace(group, digest=digest(b"other")),)), build.root / "t.json")
+    path = build.manifest(SELECT, "")
     with pytest.raises(
         ManifestError, match=r"t\.json: .* which this build does not have: leave the file out"
     ):
         pipeline.make_plan(path, Settings(build.root / "empty", 1, 300, PlainReport()))
     with pytest.raises(ManifestError, match="which this build does not have"):
-        build("refused", SELECT, "max_per_group = 1")
+        build("refused", SELECT)
 
 
 def test_a_file_that_is_none_is_refused(build):
