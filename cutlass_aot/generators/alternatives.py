@@ -58,10 +58,15 @@ def _generators_of(problem: Problem, target: str, device: DeviceProfile) -> Iter
         if reference.location.startswith(f"{_PACKAGE}."):
             with contextlib.suppress(Exception):
                 other = reference.load()
-                if target in other.targets(problem.operation) and any(
-                    True for _ in other.enumerate(problem, target, device)
-                ):
+                if target in other.targets(problem.operation) and _has(other, problem, target, device):
                     yield name
+
+
+def _has(generator: Generator, problem: Problem, target: str, device: DeviceProfile) -> bool:
+    """Whether a generator has a kernel. What it raises counts as none: it is not made for all that is tried."""
+    with contextlib.suppress(Exception):
+        return next(iter(generator.enumerate(problem, target, device)), None) is not None
+    return False
 
 
 def _of_this(generator: Generator, problem: Problem, target: str, device: DeviceProfile) -> str:
@@ -73,10 +78,7 @@ def _of_this(generator: Generator, problem: Problem, target: str, device: Device
     """
 
     def has(change: _Change) -> bool:
-        # A generator is not made for all that is tried here: what it raises counts as none.
-        with contextlib.suppress(Exception):
-            return next(iter(generator.enumerate(change.problem, change.target, device)), None) is not None
-        return False
+        return _has(generator, change.problem, change.target, device)
 
     targets = generator.targets(problem.operation)
     if found := _phrases(_changes(problem, target, targets), has):

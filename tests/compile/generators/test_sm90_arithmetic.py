@@ -85,7 +85,7 @@ def test_f4e2m1_is_the_nearest_and_of_two_the_even_one() -> None:
     assert compute([("f4e2m1", size) for size in bits(sizes)]) == expected
     negative = compute([("f4e2m1", size) for size in bits([-float(size) for size in sizes])])
     assert negative == [code + 8 for code in expected]
-    # As the instruction of SM100 has it.
+    # What is not a number is positive, whatever its sign.
     assert compute([("f4e2m1", bits([value])[0]) for value in (math.nan, -math.nan)]) == [7, 7]
 
 
