@@ -63,7 +63,7 @@ def _generators_of(problem: Problem, target: str, device: DeviceProfile) -> Iter
 
 
 def _has(generator: Generator, problem: Problem, target: str, device: DeviceProfile) -> bool:
-    """Whether a generator has a kernel. What it raises counts as none: it is not made for all that is tried."""
+    """Whether a generator has a kernel; what it raises counts as none, as it is not made for all of this."""
     with contextlib.suppress(Exception):
         return next(iter(generator.enumerate(problem, target, device)), None) is not None
     return False
