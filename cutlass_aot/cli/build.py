@@ -16,6 +16,7 @@ from cutlass_aot.cli.options import (
     out_option,
     upstream_options,
 )
+from cutlass_aot.cli.output.operand_lines import group_lines
 from cutlass_aot.cli.output.render import own_name, print_json, resumable, table
 from cutlass_aot.cli.output.terminal import lines_of, say
 from cutlass_aot.schema.words import few, plural
@@ -241,11 +242,12 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
     missing = sum(item.artifact is None for item in planned)
     shown = sorted(
         (item for item in planned if every or item.artifact is None),
-        key=lambda item: (item.kernel.group_name, item.why, item.kernel.name),
+        key=lambda item: (item.kernel.group_name, item.kernel.group, item.why, item.kernel.name),
     )
     if shown:
         rows = [(_state(item), own_name(item.kernel)) for item in shown]
-        groups = [(f"{item.kernel.group_name}: {item.why}",) for item in shown]
+        lines = group_lines({item.kernel.group: item.kernel for item in shown})
+        groups = [(f"{item.kernel.group_name}: {item.why}", *lines[item.kernel.group]) for item in shown]
         say(*table(rows, ("", "kernel"), groups))
     for warning in (*selection.warnings, *made.runs):
         say(*lines_of(f"note: {warning}"))

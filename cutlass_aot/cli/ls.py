@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cutlass_aot.cli.options import bundle_argument, filter_options, filters_given, json_option
+from cutlass_aot.cli.output.operand_lines import group_lines
 from cutlass_aot.cli.output.render import own_name, print_json, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.codec import to_plain
@@ -89,7 +90,8 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
             say(f"  {name}: {shown}")
         return 0
     if rows:
-        say(*table(rows, header, [(group,) for group in groups]))
+        lines = group_lines({handle.group.name: handle.kernel for handle in kernels})
+        say(*table(rows, header, [(group, *lines[group]) for group in groups]))
     targets = sorted({handle.target for handle in kernels})
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""

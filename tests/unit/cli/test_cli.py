@@ -17,8 +17,9 @@ import pytest
 import cutlass_aot.builder.check.undeclared
 import cutlass_aot.runtime.search_path
 import tests.support.misbehaving  # noqa: F401 (its import registers a generator, which a test takes back)
+from cutlass_aot.builder.build import Plan
 from cutlass_aot.builder.events import Compiled, Failed, Planned
-from cutlass_aot.builder.records import Failure, PlannedKernel
+from cutlass_aot.builder.records import Failure, PlannedKernel, Selection
 from cutlass_aot.cli import COMMANDS, main
 from cutlass_aot.cli.output.render import table
 from cutlass_aot.errors import DeviceError
@@ -208,6 +209,42 @@ def test_a_filter_that_nothing_matches_is_said_with_what_there_is(run, bundle):
     assert run("ls", bundle, "--target", "sm_91", "--json")[:2] == (0, "[]\n")
     status, _, errors = run("ls", bundle, "--target", "sm_91", "--where", "tyle=9")
     assert (status, "unknown filter 'tyle'" in errors) == (1, True)
+
+
+BIASES = {
+    extent: (
+        *(operand(name) for name in ("a", "b", "out")),
+        replace(operand("out"), name="bias", extents=(extent,), written=False),
+    )
+    for extent in ("N", "M")
+}
+FUSED = [gemm(operands=operands, epilogue="D = relu(accum + bias)") for operands in BIASES.values()]
+GELU = gemm(operands=BIASES["N"], epilogue="D = gelu(accum + bias)")
+
+
+def test_groups_are_listed_with_their_epilogue_and_the_operands_that_differ(run, tmp_path):
+    root = write_bundle(tmp_path / "fused", [gemm(), *FUSED, GELU])
+    _, out, _ = run("ls", root)
+    by_formula = {GELU.digest: ["  D = gelu(accum + bias)"], gemm().digest: []}
+    for kernel, extent in zip(FUSED, BIASES, strict=True):
+        by_formula[kernel.digest] = ["  D = relu(accum + bias)", f"  bias [{extent}]"]
+    lines = out.splitlines()
+    for digest_, formula in by_formula.items():
+        place = next(index for index, line in enumerate(lines) if line.endswith(digest_[:8]))
+        assert lines[place - len(formula) : place] == formula
+        assert lines[place - len(formula) - 1].startswith("gemm-")
+
+
+def test_a_plan_has_a_heading_for_each_group_with_its_epilogue(run, monkeypatch):
+    planned = [PlannedKernel(kernel, "k", None, "not in the store") for kernel in (*FUSED, GELU)]
+    plan = Plan(Selection((), ()), tuple(planned), "", ())
+    monkeypatch.setattr("cutlass_aot.builder.build.make_plan", lambda *_: plan)
+    _, out, _ = run("plan", "m.toml")
+    headings = [line for line in out.splitlines() if not line.startswith("build")]
+    name = FUSED[0].group_name
+    same = [f"{name}: not in the store", "  D = relu(accum + bias)"]
+    gelu = [f"{GELU.group_name}: not in the store", "  D = gelu(accum + bias)"]
+    assert sorted(headings[1:-1]) == sorted([*same, "  bias [M]", *same, "  bias [N]", *gelu])
 
 
 def test_a_repeated_option_is_an_alternative(run, bundle):
