@@ -361,9 +361,13 @@ def _extents(operands: Sequence[OperandDescription]) -> Extents:
 
 def profile_of(capability: tuple[int, int], sm_count: int, name: str) -> DeviceProfile:
     """The device profile of a GPU: one that comes with the package, or one derived from its number of SMs."""
-    for known in map(load_profile, builtin_profiles()):
-        if (known.compute_capability, known.sm_count) == (capability, sm_count):
-            return known
+    fitting = [
+        known
+        for known in map(load_profile, builtin_profiles())
+        if (known.compute_capability, known.sm_count) == (capability, sm_count)
+    ]
+    if fitting:
+        return next((known for known in fitting if known.gpu == name), fitting[0])
     return DeviceProfile(
         name=f"{name}-{sm_count}",
         gpu=name,

@@ -104,7 +104,8 @@ def _meant(name: str) -> str:
     alike = [profile.name for profile in profiles if profile.compute_capability == capability]
     if own or capability is None:
         return did_you_mean(own[0] if own else name, builtin_profiles())
-    return f"; {' and '.join(alike)} has its compute capability, and may be taken for it" if alike else ""
+    have = f"{' and '.join(alike)} {'has' if len(alike) == 1 else 'have'}"
+    return f"; {have} its compute capability, and may be taken for it" if alike else ""
 
 
 def _builtin(name: str) -> DeviceProfile:

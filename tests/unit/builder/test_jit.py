@@ -193,7 +193,11 @@ def test_a_kernel_that_cannot_be_compiled_or_called_is_an_error(use, compile, me
 
 @pytest.mark.parametrize(
     ("name", "gpu", "count"),
-    [("h200", H200, 30), ("NVIDIA H20-78", jit._Gpu(0, (9, 0), 78, "NVIDIA H20"), 19)],
+    [
+        ("h200", H200, 30),
+        ("h100", jit._Gpu(0, (9, 0), 132, "NVIDIA GH200 480GB"), 30),
+        ("NVIDIA H20-78", jit._Gpu(0, (9, 0), 78, "NVIDIA H20"), 19),
+    ],
 )
 def test_the_device_profile_is_a_known_one_or_derived(name, gpu, count):
     profile = jit.profile_of(gpu.capability, gpu.sm_count, gpu.name)

@@ -17,7 +17,7 @@ from cutlass_aot.schema.encoding import decode, encode
 
 
 def test_the_promised_profiles_are_there():
-    assert set(builtin_profiles()) == {"b200", "gb10", "gb300", "h200", "rubin", "thor"}
+    assert set(builtin_profiles()) == {"b200", "gb10", "gb300", "h100", "h200", "rubin", "thor"}
 
 
 @pytest.mark.parametrize("name", builtin_profiles())
@@ -30,16 +30,18 @@ def test_a_profile_is_possible(name):
     assert from_plain(DeviceProfile, decode(encode(to_plain(profile)), "it"), "it") == profile
 
 
-def test_the_h200_is_as_measured():
-    profile = load_profile("h200")
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_an_h100_and_an_h200_are_as_measured_and_so_have_the_same_kernels(name):
+    profile = load_profile(name)
     assert profile.measured
+    assert profile.sm_count == 132
     assert dict(profile.max_active_clusters) == {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
 
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("sm_80", "b200"), ("sm_90a", "h200"), ("sm_100a", "b200"), ("sm_100f", "b200"),
+        ("sm_80", "b200"), ("sm_90a", "h100"), ("sm_100a", "b200"), ("sm_100f", "b200"),
         ("sm_103a", "gb300"), ("sm_103f", "gb300"), ("sm_107a", "rubin"), ("sm_110a", "thor"),
         ("sm_120a", "b200"), ("sm_121a", "gb10"),
     ],
@@ -100,7 +102,7 @@ def test_a_bad_profile_is_named(tmp_path, old, new, message):
 
 def test_an_unknown_profile_is_named():
     with pytest.raises(
-        ManifestError, match=r"unknown device profile 'b100': expected one of b200, gb10, gb300, h200"
+        ManifestError, match=r"unknown device profile 'b100': expected one of b200, gb10, gb300, h100"
     ):
         load_profile("b100")
 
@@ -111,7 +113,9 @@ def test_an_unknown_profile_is_named():
         ("H200", "; did you mean 'h200'?"),
         ("NVIDIA H200", "; did you mean 'h200'?"),
         ("b20", "; did you mean 'b200'?"),
-        ("h100", "; h200 has its compute capability, and may be taken for it"),
+        ("H100", "; did you mean 'h100'?"),
+        ("GH200", "; h100 and h200 have its compute capability, and may be taken for it"),
+        ("GB200", "; b200 has its compute capability, and may be taken for it"),
         ("A100", ""),
         ("xyz", ""),
     ],
@@ -120,6 +124,6 @@ def test_another_name_is_refused_with_the_profile_that_may_be_meant(name, advice
     with pytest.raises(ManifestError) as caught:
         load_profile(name)
     assert str(caught.value) == (
-        f"bundle.device: unknown device profile {name!r}: expected one of b200, gb10, gb300, h200, rubin, "
-        f"thor, or the path of a .toml file{advice}"
+        f"bundle.device: unknown device profile {name!r}: expected one of b200, gb10, gb300, h100, h200, "
+        f"rubin, thor, or the path of a .toml file{advice}"
     )
