@@ -391,10 +391,7 @@ def _problem(constraint: OperandConstraint, operand: OperandDescription) -> tupl
     strides, contiguous, divisibility = operand.strides, constraint.contiguous, constraint.divisibility
     inner = shape[contiguous]
     if strides[contiguous] != 1 and inner != 1 and 0 not in shape:
-        order = "row-major" if contiguous == -1 else "column-major"
-        return 2, (
-            f"expected {order} ({constraint.layout}), stride 1 in mode {contiguous}, got strides {strides}"
-        )
+        return 2, f"expected {_order(constraint)}, got strides {strides}"
     if min(shape) < 0 or max(shape) > constraint.max_extent:
         return 3, _out_of_bounds(constraint, operand)
     for mode, name in _not_free(extents):
@@ -427,6 +424,14 @@ def _problem(constraint: OperandConstraint, operand: OperandDescription) -> tupl
         if extent * stride > MAX_REACH - divisibility:
             return 4, f"expected an operand within 2^63 elements, got {shape} by {strides}"
     return 5, _misaligned(constraint, operand)
+
+
+def _order(constraint: OperandConstraint) -> str:
+    """In words, which mode of a tensor is contiguous."""
+    if len(constraint.extents) == 1:
+        return "stride 1"
+    order, step = ("row-major", "column") if constraint.contiguous == -1 else ("column-major", "row")
+    return f"{order} ({constraint.layout}): stride 1 from {step} to {step} (mode {constraint.contiguous})"
 
 
 def _problem_of_others(constraint: OperandConstraint, operand: OperandDescription) -> tuple[int, str]:

@@ -299,3 +299,20 @@ def test_a_batch_that_is_contiguous_cannot_be_missing() -> None:
     assert supports([constraint], [describe((4, 3), "f16", strides=(1, 4))])
     verdict = supports([constraint], [describe((3,), "f16")])
     assert verdict.reason == "operand `a` is unsupported: expected rank 2, got shape (3,)"
+
+
+@pytest.mark.parametrize(
+    ("extents", "contiguous", "expected"),
+    [
+        (("M", "K"), -1, "row-major (t): stride 1 from column to column (mode -1), got strides (1, 2)"),
+        (("M", "K"), -2, "column-major (n): stride 1 from row to row (mode -2), got strides (3, 1)"),
+        (("M",), -1, "stride 1, got strides (2,)"),
+    ],
+)
+def test_a_tensor_of_another_order_is_refused_in_words_of_rows_and_columns(
+    extents: tuple[str, ...], contiguous: int, expected: str
+) -> None:
+    constraint = OperandConstraint("a", "f16", extents, contiguous, 1, 1)
+    strides = (2,) if len(extents) == 1 else (1, 2) if contiguous == -1 else (3, 1)
+    verdict = supports([constraint], [describe((2, 3)[: len(extents)], "f16", strides=strides)])
+    assert verdict.reason == f"operand `a` is unsupported: expected {expected}"
