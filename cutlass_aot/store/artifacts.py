@@ -35,7 +35,7 @@ def read_artifact(store: Store | None, kernel_key: str, kernel: Kernel) -> tuple
         return None, "there is no store yet"
     record = store.get_record("kernel", kernel_key)
     if record is None:
-        return None, "not built with this toolchain and generator"
+        return None, "not in the store for this toolchain and generator"
     try:
         found = dict(record)
         if from_plain(Kernel, found.pop("kernel"), "a kernel record") != kernel:
