@@ -22,8 +22,9 @@ from cutlass_aot.schema.bundles.group_index import CodeSpan, KernelEntry
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.artifact import Artifact
 from cutlass_aot.schema.kernels.design import SHORT_NAMES, full_name
+from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import NUMBER
-from cutlass_aot.schema.kernels.formula import ACCUMULATOR
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, names_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.targets import target_meant
@@ -175,6 +176,7 @@ def select(
                 chosen[members[position].digest] = members[position]
                 tables.setdefault(members[position].digest, table.where)
     warnings += _undeclared_numbers(manifest)
+    warnings += _scaled_without_quantizing(manifest)
     for index, row in enumerate(manifest.known_bad):
         if row not in hit and in_force(row, dsl_version):
             warnings.append(f"known_bad[{index}] leaves nothing out")
@@ -197,6 +199,27 @@ def _undeclared_numbers(manifest: Manifest) -> list[str]:
         f"operands = {{ {name} = {{}} }} says that this is meant{did_you_mean(name, meant[name])}"
         for name, where in tables.items()
     ]
+
+
+def _scaled_without_quantizing(manifest: Manifest) -> list[str]:
+    """Tables whose epilogue scales D by what it stores for each block of columns, and keep D in 16 bits or
+    more: mostly they have forgotten ``out``, which is the type of A otherwise.
+    """
+    warnings = []
+    for table in manifest.tables:
+        if table.epilogue is None:
+            continue
+        read = next(names_in(item.expression) for item in table.epilogue.statements if item.name == OUT)
+        scales = [item for item in table.epilogue.operands if item.block > 1 and item.name in read]
+        outs = dict.fromkeys(dtypes[-1] for dtypes, _ in table.combinations)
+        wide = [name for name in outs if DTYPES[name].is_float and DTYPES[name].bits >= 16]
+        if scales and wide:
+            warnings.append(
+                f"{table.where}: D is scaled by `{scales[0].name}`, which has a value for each "
+                f"{scales[0].block} columns, and stored as {' and '.join(wide)}: a quantised output needs "
+                'its type, such as out = "f8e4m3"'
+            )
+    return warnings
 
 
 def given(kernels: Iterable[Kernel], dsl_version: str) -> Selection:

@@ -149,7 +149,7 @@ def test_a_device_profile_is_missed_where_a_generator_uses_it():
     without = HEAD.replace('device = "h200"', "")
     with pytest.raises(
         ManifestError,
-        match=r"bundle.device: missing; kernels\[0\] .* 'cutlass.operators'.*one of b200, gb10, gb300, h200",
+        match=r"bundle.device: missing; kernels\[0\] .* 'cutlass.operators'.*one of b200, gb10, gb300, h100",
     ):
         load_sources(manifest(head=without))
     load_sources(manifest(head=without.replace("cutlass.operators", "simt_f64_gemm").replace("f16", "f64")))
@@ -316,7 +316,7 @@ def test_without_artifacts_everything_is_to_build(tmp_path):
     selection = Selection(tuple(TILES), ())
     keys = kernel_keys(selection, sources.versions, "toolchain")
     planned = against_store(selection, keys, Store(tmp_path / "store"))
-    assert {item.why for item in planned} == {"not built with this toolchain and generator"}
+    assert {item.why for item in planned} == {"not in the store for this toolchain and generator"}
 
 
 def test_a_generator_that_writes_another_name_is_refused():
@@ -336,6 +336,24 @@ def test_where_a_generator_has_nothing_what_it_has_instead_is_said():
         "kernels[0]: no kernel is left: generator 'cutlass.operators' has none for "
         f"{first.name}: it has some with bf16 as `b`; {second.name}"
     )
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [("", ["f16"]), ('out = ["bf16", "f8e4m3", "f32"]', ["bf16 and f32"]), ('out = "f8e4m3"', [])],
+)
+def test_an_output_that_is_scaled_by_block_and_not_quantised_is_said(out, said):
+    parsed = manifest(
+        f'{out}\nepilogue = "scale = max(abs(accum)) / 448; t = 1 / scale; D = accum * t"\n'
+        'operands = { scale = { extents = "MN/128" } }'
+    )
+    questions = enumerations(parsed, load_sources(parsed))
+    found = select(parsed, [(question, TILES) for question in questions], "4.8.1").warnings
+    assert [warning for warning in found if "quantised" in warning] == [
+        "kernels[0]: D is scaled by `scale`, which has a value for each 128 columns, and stored as "
+        f'{names}: a quantised output needs its type, such as out = "f8e4m3"'
+        for names in said
+    ]
 
 
 def test_a_name_in_an_epilogue_that_is_declared_nowhere_is_said_once():
