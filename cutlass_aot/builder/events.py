@@ -46,6 +46,21 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
+class Recording:
+    """A program that is being run for a target has made more requests, or more of them have been compiled.
+
+    ``requests`` counts the distinct requests so far, ``compiled`` those of them compiled now, and ``failed``
+    those that did not compile.
+    """
+
+    command: str
+    target: str
+    requests: int
+    compiled: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """A program has been run for a target.
 
@@ -161,8 +176,8 @@ class Finished:
 
 
 Event = (
-    Enumerating | Importing | Imported | Ranking | Running | Ran | Planned | UpToDate | Started | Compiled
-    | Shared | Failed | Linking | Linked | Notice | Finished
+    Enumerating | Importing | Imported | Ranking | Running | Recording | Ran | Planned | UpToDate | Started
+    | Compiled | Shared | Failed | Linking | Linked | Notice | Finished
 )  # fmt: skip
 Listener = Callable[[Event], None]
 """Called with each event as it happens: in the builder's own thread, but a :class:`Notice` in any."""

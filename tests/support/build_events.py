@@ -57,6 +57,7 @@ def samples(log: Path) -> list[Event]:
         events.Imported(3.14159),
         events.Ranking(7),
         events.Running("python warm.py", "sm_100a"),
+        events.Recording("python warm.py", "sm_100a", 5, 3, 0),
         events.Ran("python warm.py", "sm_100a", 5, 4, 1),
         planned(items, 1, ("no INT8 there",)),
         events.Started(items[1]),

@@ -15,17 +15,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from cutlass_aot.builder import events
 from cutlass_aot.builder.compile.compile import keep_what_failed
 from cutlass_aot.builder.compile.failures import is_machine_failure, reason_of
 from cutlass_aot.builder.compile.fork_client import PASSED_ON, private_cache, read_log
 from cutlass_aot.builder.compile.messages import WorkerFailure
-from cutlass_aot.builder.events import Ran, Running
 from cutlass_aot.builder.inputs.file_digests import Seen
 from cutlass_aot.builder.inputs.inputs import Inputs
 from cutlass_aot.builder.link.packages import license_notices
@@ -249,7 +250,7 @@ class _Run:
 
     def record(self) -> Recorded:
         with self.lock:
-            self.settings.tell(Running(self.program.table.command, self.program.target))
+            self.settings.tell(events.Running(self.program.table.command, self.program.target))
         last = _last_run(self.program, self.inputs, self.store)
         recording = None if last is None else _recording(last, self.store)
         for item in recording.requests if recording else ():
@@ -273,9 +274,9 @@ class _Run:
                     f"{'is' if kept == 1 else 'are'} kept: the next build does not compile "
                     f"{'it' if kept == 1 else 'them'} again"
                 )
-            table, counts = self.program.table, (len(recorded.recording.requests), recorded.compiled)
+            counts = (len(recorded.recording.requests), recorded.compiled, len(recorded.failures))
             with self.lock:
-                self.settings.tell(Ran(table.command, self.program.target, *counts, len(recorded.failures)))
+                self.settings.tell(events.Ran(self.program.table.command, self.program.target, *counts))
             return recorded
 
     def _run(self, results: Path, output: Path) -> str | None:
@@ -306,7 +307,7 @@ class _Run:
                     return f"cannot be run: {error.strerror or error}"
                 finally:
                     os.close(theirs)
-            status = self._wait(process, ours, table.timeout)
+            status = self._wait(process, ours, results)
         finally:
             os.close(ours)
         if status is None:
@@ -319,13 +320,18 @@ class _Run:
             return f"was ended by signal {-status} ({signal.Signals(-status).name})" + _tail(output)
         return f"ended with exit status {status}" + _tail(output) if status > 0 else None
 
-    def _wait(self, process: subprocess.Popen[bytes], pipe: int, timeout: float) -> int | None:
+    def _wait(self, process: subprocess.Popen[bytes], pipe: int, results: Path) -> int | None:
         """The program's exit status once it and everything it started has ended; None if it was killed."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + self.program.table.timeout
+        told = self._so_far(results)
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(pipe, selectors.EVENT_READ)
                 while time.monotonic() < deadline and not self.stop.is_set():
+                    if told != (so_far := self._so_far(results)):
+                        told = so_far
+                        with self.lock:
+                            self.settings.tell(so_far)
                     # Readable when the last one has closed its end. Programs may close theirs early, too.
                     if selector.select(_POLL_SECONDS):
                         try:
@@ -338,6 +344,12 @@ class _Run:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def _so_far(self, results: Path) -> events.Recording:
+        """How many requests the program has made until now, by the files that its processes have written."""
+        written = Counter(path.suffix for path in results.iterdir())
+        counts = (written[".request"], written[".result"], written[".failure"])
+        return events.Recording(self.program.table.command, self.program.target, *counts)
 
     def _collect(self, results: Path) -> Recorded:
         """Put into the store what the program's forks wrote."""

@@ -19,6 +19,7 @@ NAMES: dict[type[Event], str] = {
     events.Imported: "imported",
     events.Ranking: "ranking",
     events.Running: "running",
+    events.Recording: "recording",
     events.Ran: "ran",
     events.Planned: "planned",
     events.UpToDate: "up_to_date",

@@ -25,6 +25,8 @@ _RECENT = 64
 """The rate is that of so many kernels, the last ones: early and late kernels take different times."""
 _LEAST_BAR, _MOST_BAR = 10, 40
 """Columns of a bar; words beside it are dropped before it gets narrower."""
+_LINE_SECONDS = 10.0
+"""At most so often a program that is being recorded gets a line: nobody knows how many requests it makes."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class Progress:
     libraries: int = 0
     linked: int = 0
     _interrupted: tuple[str, float] = ("", 0.0)
+    _programs: dict[tuple[str, str], events.Recording] = field(default_factory=dict)
     _shared: int = 0
     _begin: float = 0.0
     _running: dict[str, tuple[Kernel, float]] = field(default_factory=dict)
@@ -68,7 +71,12 @@ class Progress:
             case events.Ranking(shapes):
                 self._begin_doing(f"ranking for {plural(shapes, 'shape')}")
             case events.Running(command, target):
-                self._begin_doing(f"recording {command} for {target}")
+                self._record(events.Recording(command, target, 0, 0, 0))
+            case events.Recording():
+                self._record(event)
+            case events.Ran(command, target):
+                self._programs.pop((command, target), None)
+                self._sum_of_programs()
             case events.Planned(kernels):
                 self.doing, self.planned, self.total = "", True, event.missing
                 self.failed_before = event.failed_before
@@ -93,6 +101,21 @@ class Progress:
                 self.libraries = libraries
             case events.Linked():
                 self.linked += 1
+
+    def _record(self, event: events.Recording) -> None:
+        """Count what a program has requested until now, beside what others have."""
+        if not self._programs:
+            self.since = self.now()
+        self._programs[event.command, event.target] = event
+        self._sum_of_programs()
+
+    def _sum_of_programs(self) -> None:
+        running = list(self._programs.values())
+        if len(running) == 1:
+            self.doing = _recording(running[0])
+        elif running:
+            counts = zip(*((event.requests, event.compiled, event.failed) for event in running), strict=True)
+            self.doing = f"recording {len(running)} programs: {_requests(*map(sum, counts))}"
 
     def _begin_doing(self, what: str) -> None:
         self.doing, self.since = what, self.now()
@@ -173,21 +196,28 @@ class Notes:
 class PlainReport(Notes):
     """Lines on standard error: the plan, failures, one line for every tenth of the kernels, the outcome."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._progress = Progress()
+        self._progress = Progress(now)
+        self._last_lines: dict[tuple[str, str], float] = {}
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
         super().__call__(event)
         self._progress.take(event)
         match event:
-            case events.Enumerating() | events.Importing() | events.Ranking() | events.Running():
+            case events.Enumerating() | events.Importing() | events.Ranking():
                 self._say(self._progress.doing)
-            case events.Ran(command, target, requests, compiled, failed):
-                made = f"{plural(requests + failed, 'request')}, {compiled} compiled"
-                made += f", {failed} failed" if failed else ""
-                self._say(f"recorded {command} for {target}: {made}")
+            case events.Running(command, target):
+                self._last_lines[command, target] = self._progress.now()
+                self._say(_recording(events.Recording(command, target, 0, 0, 0)))
+            case events.Recording(command, target):
+                now = self._progress.now()
+                if now - self._last_lines[command, target] >= _LINE_SECONDS:
+                    self._last_lines[command, target] = now
+                    self._say(_recording(event))
+            case events.Ran():
+                self._say(_recorded(event))
             case events.Planned():
                 self._say(self._progress.plan())
             case events.Failed(failure) if failure.before:
@@ -236,7 +266,9 @@ class BarReport(Notes):
             compiling = progress.planned and progress.total > 0
         if progress.doing or compiling or progress.libraries:
             self._live.start()
-        if isinstance(event, events.Planned):
+        if isinstance(event, events.Ran):
+            self._say(_recorded(event))
+        elif isinstance(event, events.Planned):
             self._say(progress.plan())
         elif isinstance(event, events.Finished):
             self.close()
@@ -273,6 +305,22 @@ class BarReport(Notes):
         if progress.libraries:
             rows.append(_bar("linking", progress.linked, progress.libraries, ["libraries"], width))
         return rows
+
+
+def _recording(event: events.Recording) -> str:
+    """A program that is being run, and what it has requested until now, in one line."""
+    made = (event.requests, event.compiled, event.failed)
+    return f"recording {event.command} for {event.target}" + (f": {_requests(*made)}" if any(made) else "")
+
+
+def _recorded(event: events.Ran) -> str:
+    made = _requests(event.requests + event.failed, event.compiled, event.failed)
+    return f"recorded {event.command} for {event.target}: {made}"
+
+
+def _requests(made: int, compiled: int, failed: int) -> str:
+    text = f"{plural(made, 'request')}, {compiled} compiled"
+    return f"{text}, {failed} failed" if failed else text
 
 
 def _bar(title: str, done: int, total: int, words: list[str], width: int) -> Any:

@@ -115,6 +115,33 @@ def test_before_there_is_a_plan_it_says_what_it_waits_for(bars, clock):
     assert picture(report, 80) == []
 
 
+def test_it_says_how_far_programs_are(bars, clock, capsys):
+    report = bars()
+    first, second = ("python a.py", "sm_90a"), ("python b.py", "sm_90a")
+    report(events.Running(*first))
+    clock.seconds += 5
+    assert picture(report, 80) == ["recording python a.py for sm_90a, 5 s"]
+    report(events.Recording(*first, 3, 1, 0))
+    assert picture(report, 80) == ["recording python a.py for sm_90a: 3 requests, 1 compiled, 5 s"]
+    report(events.Running(*second))
+    report(events.Recording(*second, 1, 0, 1))
+    assert picture(report, 80) == ["recording 2 programs: 4 requests, 1 compiled, 1 failed, 5 s"]
+    report(events.Ran(*first, 3, 3, 0))
+    assert picture(report, 80) == ["recording python b.py for sm_90a: 1 request, 0 compiled, 1 failed, 5 s"]
+    lines = PlainReport(clock)
+    lines(events.Running(*first))
+    for requests in range(1, 26):
+        clock.seconds += 1
+        lines(events.Recording(*first, requests, requests - 1, 0))
+    lines(events.Ran(*first, 25, 25, 0))
+    assert capsys.readouterr().err.splitlines() == [
+        "recording python a.py for sm_90a",
+        "recording python a.py for sm_90a: 10 requests, 9 compiled",
+        "recording python a.py for sm_90a: 20 requests, 19 compiled",
+        "recorded python a.py for sm_90a: 25 requests, 25 compiled",
+    ]
+
+
 def test_it_says_that_it_waits_for_the_import_of_the_dsl(bars, clock, capsys):
     report = bars()
     report(events.Enumerating(12))
