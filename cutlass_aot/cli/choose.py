@@ -17,6 +17,7 @@ from cutlass_aot.cli.options import (
     json_option,
     pairs_given,
 )
+from cutlass_aot.cli.output.operand_lines import group_lines
 from cutlass_aot.cli.output.render import own_name, print_json, prose, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.errors import KernelNotFound
@@ -134,9 +135,11 @@ def command(
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])
         return 0
+    lines = group_lines({group.name: choice.kernel.kernel for group, choice in found})
     for number, (group, choice) in enumerate(found):
         expected = choice.expected
-        say(*[""] * bool(number), *prose(f"{group.name}: {choice.tier}: {choice.reason}"))
+        heading = [*prose(f"{group.name}: {choice.tier}: {choice.reason}"), *lines[group.name]]
+        say(*[""] * bool(number), *heading)
         say(*_table(expected[:top]))
         if len(expected) > top:
             say(f"and {plural(len(expected) - top, 'other kernel')}; --top shows more")
@@ -176,7 +179,8 @@ def _differences(groups: Sequence[GroupEntry]) -> str:
             texts = [text_of(dict(group.parameters).get(name, "")) for group in groups]
             if len(set(texts)) > 1:
                 differing[f"--where {name}="] = texts
-    return " and ".join(f"{name} ({few(sorted(set(texts)), 6)})" for name, texts in differing.items())
+    shown = {option: sorted(text or "''" for text in set(texts)) for option, texts in differing.items()}
+    return " and ".join(f"{option} ({few(texts, 6)})" for option, texts in shown.items())
 
 
 def _choices(
@@ -322,7 +326,7 @@ def _table(expected: Sequence[Expected]) -> list[str]:
     if costs:
         columns.append(("cost", [_number(item.cost, ".9g") for item in expected]))
     if any(item.bound for item in expected):
-        columns.append(("most of it", [item.bound for item in expected]))
+        columns.append(("bound by", [item.bound for item in expected]))
     columns.append(("kernel", [own_name(item.kernel.kernel) for item in expected]))
     return table(list(zip(*(cells for _, cells in columns), strict=True)), [title for title, _ in columns])
 

@@ -71,10 +71,19 @@ def test_each_kind_of_gemm_has_its_choice(run: Run, bundle: Path) -> None:
     assert lines[0] == (
         "gemm-f16.f16.f16-f32-tnt-sm_90a: tuned: 512x1024x2048 was measured: 10.0 µs, the best of 3"
     )
-    assert lines[1].split() == ["µs", "most", "of", "it", "kernel"]
+    assert lines[1].split() == ["µs", "bound", "by", "kernel"]
     assert lines[2].startswith("10.0  ")
     assert lines[3].startswith("11.0  ")
     assert lines[4] == "and 1 other kernel; --top shows more"
+
+
+def test_a_choice_names_the_formula_of_its_epilogue(run: Run, tmp_path: Path) -> None:
+    kernels = [gemm(), gemm(epilogue="D = relu(accum)")]
+    _, out, _ = run(small_bundle(tmp_path / "fused", kernels), "--m", 64, "--n", 64, "--k", 64)
+    plain, fused, last = out.split("\n\n")
+    assert "  D = relu(accum)\n" in fused
+    assert "relu" not in plain
+    assert last == "2 choices; name one by --epilogue ('', D = relu(accum))\n"
 
 
 def test_filters_leave_some(run: Run, bundle: Path) -> None:
