@@ -24,6 +24,7 @@ from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.manifest.filters import DesignFilter
 from cutlass_aot.schema.kernels.artifact import Facts
+from cutlass_aot.schema.kernels.design import full_name
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target, target_meant
 from cutlass_aot.schema.words import did_you_mean, few, size
@@ -203,9 +204,14 @@ def _nothing(
         named = question.problem.dtypes
         operands = "" if named else "; --dtypes, --layouts and --accumulator name operands"
         return f"generator {name!r} has no kernel for {question.name}: {instead}{operands}"
-    designs = [dict(kernel.design + kernel.parameters) for kernel in found]
-    known = sorted({f"{key} = {value}" for design in designs for key, value in design.items()})
+    values: dict[str, set[str]] = {}
+    for kernel in found:
+        for key, value in (*kernel.design, *kernel.parameters):
+            text = "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            values.setdefault(key, set()).add(text)
+    names = [full_name(one.written, values) for one in filters]
+    meant = "".join(did_you_mean(one, values) for one in names if one not in values)
+    shown = dict.fromkeys(names) if values.keys() >= set(names) else values
+    there = "; ".join(f"{key} = {few(sorted(values[key]), 12)}" for key in shown)
     filtered = " and ".join(map(str, filters))
-    names = {key for design in designs for key in design}
-    meant = "".join(did_you_mean(one.written, names) for one in filters if one.written not in names)
-    return f"none of {len(found)} kernels of {name!r} has {filtered}: there is {few(known, 24)}{meant}"
+    return f"none of {len(found)} kernels of {name!r} has {filtered}: there is {there}{meant}"

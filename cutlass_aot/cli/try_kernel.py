@@ -53,7 +53,11 @@ if TYPE_CHECKING:
     "--dtypes", default="", help="Element types of the operands, where a manifest names them: f32.f32.f32."
 )
 @click.option("--layouts", default="", help="Layout letters of the operands, such as ttt.")
-@click.option("--accumulator", default="", help="Element type of the accumulator.")
+@click.option(
+    "--accumulator",
+    default="",
+    help="Element type of the accumulator; with --dtypes that of a manifest if left out, mostly f32.",
+)
 @click.option(
     "--accumulation",
     type=click.Choice(ACCUMULATIONS),
@@ -99,6 +103,7 @@ def command(
     from cutlass_aot.generators.protocol import Problem
     from cutlass_aot.generators.registry import import_plugin, named
     from cutlass_aot.manifest.filters import DesignFilter
+    from cutlass_aot.manifest.kernels import DEFAULT_ACCUMULATORS
     from cutlass_aot.tuning.reference_run import usual_extents
 
     began = time.monotonic()
@@ -115,6 +120,8 @@ def command(
     chosen = target_for(generator, operation, target, capability)
     why = "" if target else _why(generator.targets(operation), chosen, gpu, capability)
     named_dtypes = tuple(filter(None, dtypes.split(".")))
+    if named_dtypes and not accumulator:
+        accumulator = DEFAULT_ACCUMULATORS.get(named_dtypes[0], "f32")
     problem = Problem(operation, named_dtypes, layouts, accumulator, accumulation=accumulation)
     with temporary_folder("try") as folder:
         tell = _ignore if as_json else _tell

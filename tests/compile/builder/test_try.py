@@ -148,7 +148,7 @@ def test_what_no_gpu_can_launch_is_said(folder: Path) -> None:
         (("soft_cap/soft_cap_kernels/declared.py", "--where", "threads"), "expected a name, = and a value"),
         (
             ("soft_cap/soft_cap_kernels/declared.py", "--where", "threads=64"),
-            "has threads = ['64']: there is",
+            "has threads = ['64']: there is threads = 128, 256\n",
         ),
         (("soft_cap/soft_cap_kernels/declared.py", "--extent", "N=x"), "expected a whole number from 1"),
         (

@@ -20,6 +20,7 @@ from cutlass_aot.builder.try_kernel import TriedKernel, target_for
 from cutlass_aot.cli import main
 from cutlass_aot.errors import DeviceError, GeneratorError
 from cutlass_aot.generators.declared import DeclaredGenerator
+from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.runtime import declared
 from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.schema.kernels.artifact import Facts
@@ -102,6 +103,29 @@ def test_a_wrong_result_is_an_exit_status_of_one(run: Try) -> None:
         ("x", "f32", ["N"]),
         ("out", "f32", ["N"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "accumulator"),
+    [
+        ((), ""),
+        (("--dtypes", "bf16.bf16.bf16"), "f32"),
+        (("--dtypes", "i8.i8.i32"), "i32"),
+        (("--dtypes", "f16.f16.f16", "--accumulator", "f16"), "f16"),
+    ],
+)
+def test_the_accumulator_is_that_of_a_manifest_if_none_is_named(
+    run: Try, tried: TriedKernel, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], accumulator: str
+) -> None:
+    problems = []
+
+    def try_kernel(_: object, problem: Problem, *__: object, **___: object) -> TriedKernel:
+        problems.append(problem)
+        return tried
+
+    monkeypatch.setattr(build_side, "try_kernel", try_kernel)
+    run(Outcome(None, 1e-5, 10.0, 20.0), *given)
+    assert [problem.accumulator for problem in problems] == [accumulator]
 
 
 def test_without_a_reference_nothing_is_said_to_be_right(run: Try) -> None:
