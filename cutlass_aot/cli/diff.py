@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("second", metavar="B")
 @json_option
 def command(first: str, second: str, as_json: bool) -> int:
-    """Show what B has that A has not, what it lacks, and what of its kernels is another.
+    """Show which kernels B has beyond those of A, which it lacks, and which are different in it.
 
     A and B are bundles (directories, or names of installed ones), reports that `build --report` wrote, or
     outputs of `plan --json`; one of each will do. Registers, spills, shared memory and sizes are compared as

@@ -37,10 +37,10 @@ _MOST_CHARACTERS = 64
     help="Folder to write, which must not exist.  [default: NAME]",
 )
 def command(kind: str, name: str, output: Path | None) -> int:
-    """Write a package with a kernel called NAME, an example that builds and that you change.
+    """Write a package with a kernel called NAME: an example that builds, for you to change.
 
-    KIND is kernel, which is declared with its parameters and operands, or generator, a class that enumerates
-    kernels for the operands of a manifest.
+    With `kernel`, the kernel is declared with its parameters and operands; with `generator`, a class
+    enumerates kernels for the operands of a manifest.
     """
     folder = output or Path(name)
     written = write_package(kind, name, folder)

@@ -177,6 +177,7 @@ store_option = click.option(
     help="Directory of compiled kernels.",
 )
 out_option = click.option(
+    "-o",
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=BUNDLES,

@@ -187,8 +187,7 @@ def find(name: str) -> GeneratorReference:
             declares = "declares" if len(files) == 1 else "declare"
             raise ManifestError(
                 f"no installed package has a generator {name!r}, but {few(files)} {declares} kernels: "
-                f"name {files[0]} to `try`, or to `check` if the kernels are declared; for `build`, "
-                f"{_for_build(files[0])}"
+                f"`try` and `check` take {files[0]} itself; to build, {_for_build(files[0])}"
             )
         raise ManifestError(
             f"unknown generator {name!r}: expected one of {', '.join(known)}; a package registers one "

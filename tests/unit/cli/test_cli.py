@@ -118,7 +118,7 @@ def test_a_bad_manifest_exits_with_2_and_leaves_nothing(run, tmp_path):
     manifest = tmp_path / "m.toml"
     manifest.write_text('[bundle]\nname = "x"\ntargets = ["sm_91"]\ndevice = "h200"\n')
     status, _, errors = run(
-        *("build", manifest, "--store", tmp_path / "store", "--out", tmp_path / "out"),
+        *("build", manifest, "--store", tmp_path / "store", "-o", tmp_path / "out"),
         *("--report", tmp_path / "pages" / "page.html"),
     )
     assert status == 2
@@ -626,8 +626,8 @@ def test_a_kernel_that_is_here_and_not_installed_is_told_with_what_to_do(
     status, _, err = run(command, name)
     assert status == 2
     assert (
-        f"no installed package has a generator {name!r}, but {file} declares kernels: name {file} to `try`, "
-        "or to `check` if the kernels are declared; for `build`, install it with: "
+        f"no installed package has a generator {name!r}, but {file} declares kernels: `try` and `check` "
+        f"take {file} itself; to build, install it with: "
         f"python -m pip install --editable {project}\n"
     ) in err
 
@@ -639,7 +639,7 @@ def test_a_manifest_of_a_kernel_that_is_here_and_not_installed(run, tmp_path, mo
     assert status == 2
     assert "half_add/half_add_kernels/generator.py declares kernels" in err
     (tmp_path / "half_add/pyproject.toml").unlink()
-    assert "for `build`, name its module under `plugins` in the manifest" in run("try", "half_add")[2]
+    assert "to build, name its module under `plugins` in the manifest" in run("try", "half_add")[2]
     # A folder in which nothing is declared is not meant.
     (tmp_path / "half_sub").mkdir()
     (tmp_path / "half_sub" / "other.py").write_text("half_sub = 1\n")
