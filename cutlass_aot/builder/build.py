@@ -486,6 +486,8 @@ def _enumerate(inputs: Inputs, settings: Settings, pool: Pool) -> Selection:
     with naming(inputs.manifest.path):
         versions = tools.compiler.versions
         selection = planning.select(inputs.manifest, answers, versions["nvidia-cutlass-dsl"], alternatives)
+        others = planning.other_profiles(selection.kernels, inputs.devices)
+        selection = replace(selection, warnings=(*selection.warnings, *others))
         if inputs.model is None:
             return selection
         settings.tell(events.Ranking(len(inputs.manifest.select.shapes.extents)))

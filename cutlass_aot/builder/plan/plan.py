@@ -10,7 +10,7 @@ from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_o
 from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources, headline
 from cutlass_aot.errors import CompileError, CorruptFile, GeneratorError, ManifestError
-from cutlass_aot.generators.device_profiles import builtin_profiles
+from cutlass_aot.generators.device_profiles import DeviceProfile, builtin_profiles, load_profile
 from cutlass_aot.generators.gemm import with_sums
 from cutlass_aot.generators.protocol import Generator, Problem, uses_device
 from cutlass_aot.generators.registry import code_origins, find, import_plugin, version_of
@@ -27,7 +27,7 @@ from cutlass_aot.schema.kernels.epilogue import NUMBER
 from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, names_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.key import key
-from cutlass_aot.schema.targets import target_meant
+from cutlass_aot.schema.targets import Target, target_meant
 from cutlass_aot.schema.words import did_you_mean, few
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
@@ -182,6 +182,27 @@ def select(
             warnings.append(f"known_bad[{index}] leaves nothing out")
     kernels = sorted(chosen.values(), key=lambda kernel: kernel.name)
     return Selection(tuple(kernels), tuple(warnings), tables=tables)
+
+
+def other_profiles(kernels: Iterable[Kernel], devices: Mapping[str, DeviceProfile]) -> list[str]:
+    """Targets whose kernels have numbers compiled in of a GPU that does not run them, where the package has a
+    profile of one that does, with other numbers.
+    """
+    warnings = []
+    profiles = [load_profile(name) for name in builtin_profiles()]
+    targets = {kernel.target for kernel in kernels if kernel.constants}
+    # A generator may have constants of its own, and no device.
+    for target in sorted(targets & devices.keys()):
+        parsed, device = Target.parse(target), devices[target]
+        fitting = [one for one in profiles if parsed.runs_on(one.compute_capability)]
+        numbers = [(one.sm_count, one.max_active_clusters) for one in (device, *fitting)]
+        if fitting and numbers[0] not in numbers[1:] and not parsed.runs_on(device.compute_capability):
+            warnings.append(
+                f"bundle.device: kernels for {target} are built for the number of multiprocessors of "
+                f"{device.gpu}, which does not run them: expected {fitting[0].name}, as in "
+                f'device = {{ {target} = "{fitting[0].name}" }}'
+            )
+    return warnings
 
 
 def _undeclared_numbers(manifest: Manifest) -> list[str]:

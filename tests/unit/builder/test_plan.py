@@ -14,6 +14,7 @@ from cutlass_aot.builder.plan.plan import (
     kernel_keys,
     load_selection,
     load_sources,
+    other_profiles,
     save_selection,
     select,
 )
@@ -143,6 +144,20 @@ def test_a_target_that_gets_nothing_is_warned_of():
 def test_what_a_generator_lacks_is_named(extra, message):
     with pytest.raises(ManifestError, match=message):
         load_sources(manifest(extra))
+
+
+def test_a_profile_of_a_gpu_that_does_not_run_a_target_is_said_where_its_numbers_are_compiled_in():
+    equal = {"sm_103a": load_profile("b200")}
+    assert other_profiles([gemm(target="sm_103a", constants={"sm_count": 148})], equal) == []
+    with_numbers = [gemm(target=target, constants={"sm_count": 132}) for target in ("sm_90a", "sm_100a")]
+    others = [gemm(target="sm_110a"), gemm(target="sm_120a", constants={"sm_count": 132})]
+    assert other_profiles(with_numbers, {}) == []
+    kernels = [*with_numbers, *others]
+    devices = dict.fromkeys((kernel.target for kernel in kernels), load_profile("h200"))
+    assert other_profiles(kernels, devices) == [
+        "bundle.device: kernels for sm_100a are built for the number of multiprocessors of NVIDIA H200, "
+        'which does not run them: expected b200, as in device = { sm_100a = "b200" }'
+    ]
 
 
 def test_a_device_profile_is_missed_where_a_generator_uses_it():
