@@ -26,7 +26,7 @@ from cutlass_aot.schema.kernels.formula import (
     parse_formula,
     without_reductions,
 )
-from cutlass_aot.schema.words import did_you_mean
+from cutlass_aot.schema.words import closest, did_you_mean
 
 MATRIX: tuple[str | int, ...] = ("L", "M", "N")
 ROW: tuple[str | int, ...] = ("N",)
@@ -153,7 +153,9 @@ def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> E
                 'each block of columns, such as extents = "MN/128", can be read'
             )
     if ACCUMULATOR not in read:
-        raise ManifestError(f"epilogue: nothing uses {ACCUMULATOR}, the product of a and b")
+        misspelt = closest(ACCUMULATOR, read - set(declared))
+        meant = f"; did you mean it by {misspelt!r}?" if misspelt else ""
+        raise ManifestError(f"epilogue: nothing uses {ACCUMULATOR}, the product of a and b{meant}")
     unused = sorted(set(declared) - read - set(outputs))
     if unused:
         number = declared[unused[0]].extents == NUMBER

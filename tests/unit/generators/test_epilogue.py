@@ -184,6 +184,7 @@ def test_what_may_compute_something_else_is_another_epilogue(one, other):
         ("t = accum; D = accum", "'t' is assigned and never used"),
         ("t = accum", "'t' is assigned and never used"),
         ("D = x", "nothing uses accum"),
+        ("D = relu(acum + x)", "the product of a and b; did you mean it by 'acum'?"),
         ("D = sum(accum)", "D is a matrix"),
         ("D = sum(accum) + 1", "sum() can only be all of the right side"),
         ("D = max(accum, 0)", "max() takes one expression"),
