@@ -35,32 +35,56 @@ __all__ = [
     "fake_operands",
 ]
 
-_SPELT = {"full_like": cute.full_like, "round": cute.math.roundeven, "where": cute.where}
+
+def _elements(x: Any) -> Any:
+    """Registers with a vector's elements."""
+    registers = cute.make_rmem_tensor(x.shape, cutlass.Float32)
+    registers.store(x)
+    return registers
 
 
 def _rotated(x: Any) -> Any:
-    found = cute.make_rmem_tensor(x.shape, cutlass.Float32)
-    given = cute.make_rmem_tensor(x.shape, cutlass.Float32)
-    given.store(x)
+    found, given = _elements(x), _elements(x)
     for index in range(0, cute.size(given), 2):
         found[index], found[index + 1] = -given[index + 1], given[index]
     return found.load()
 
 
 def _of_pairs(x: Any, which: int) -> Any:
-    found = cute.make_rmem_tensor(x.shape, cutlass.Float32)
-    given = cute.make_rmem_tensor(x.shape, cutlass.Float32)
-    given.store(x)
+    found, given = _elements(x), _elements(x)
     for index in range(cute.size(given)):
         found[index] = given[index // 2 * 2 + which]
     return found.load()
 
+
+def _each(function: Function, *given: Any) -> Any:
+    """A function of numbers, of each element of vectors."""
+    arguments = [_elements(x) for x in given]
+    found = cute.make_rmem_tensor(given[0].shape, cutlass.Float32)
+    for index in range(cute.size(found)):
+        found[index] = function(*(elements[index] for elements in arguments))
+    return found.load()
+
+
+_SPELT = {
+    # Exact ones take a branch: a thread would work out one element after the other.
+    "div": partial(_each, partial(cute.math.div, full=True)),
+    "exp2": partial(_each, cute.arch.exp2),
+    "full_like": cute.full_like,
+    "reciprocal": partial(_each, cute.arch.rcp_approx),
+    "round": cute.math.roundeven,
+    "where": cute.where,
+}
+"""What the DSL spells otherwise than torch. A quotient and a power of 2 are off by two units in the last place
+at most, and a reciprocal by one; of the latter two, what is below 2^-126 is 0. Source: PTX ISA,
+``div.full.f32``, ``ex2.approx.ftz.f32`` and ``rcp.approx.ftz.f32``."""
 
 EPILOGUE_FUNCTIONS: Mapping[str, Function] = {
     **functions_of(
         {name: _SPELT[name] if name in _SPELT else getattr(cute.math, name) for name in ELEMENTARY}, _rotated
     ),
     **{name: partial(_of_pairs, which=which) for which, name in enumerate(PAIRWISE)},
+    "/": _SPELT["div"],
 }
 """The functions and operators of an epilogue, on vectors of f32 in a kernel: neighbours of a row, from an
 even column on, where the function reads neighbours. What has half as many columns has each value twice."""

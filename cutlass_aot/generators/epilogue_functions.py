@@ -13,15 +13,17 @@ from typing import Any
 Function = Callable[..., Any]
 
 ELEMENTARY = (
-    "abs", "cos", "erf", "exp", "full_like", "log", "log1p", "pow", "round", "rsqrt", "sin", "sqrt", "tanh",
-    "where",
+    "abs", "cos", "div", "erf", "exp", "exp2", "full_like", "log", "log1p", "pow", "reciprocal", "round",
+    "rsqrt", "sin", "sqrt", "tanh", "where",
 )  # fmt: skip
 """Elementary functions, which do what those of ``torch`` with the same names do; and a rotation beside
 them."""
 
 _AS_THEY_ARE = ("abs", "cos", "erf", "exp", "log", "round", "rsqrt", "sin", "sqrt", "tanh")
 
-SQRT_2_OVER_PI = 0.7978845608028654
+LOG2_E = 1.4426950408889634
+_GELU = -2.0 * 0.7978845608028654 * LOG2_E
+_GELU_CUBE = 0.044715 * _GELU
 
 
 def torch_functions(torch: Any, columns: int = -1) -> Mapping[str, Function]:
@@ -43,7 +45,7 @@ def functions_of(elementary: Mapping[str, Function], rotation: Function) -> Mapp
     kernel.
     """
     own = dict(elementary)
-    abs_, exp, tanh, where = own["abs"], own["exp"], own["tanh"], own["where"]
+    abs_, exp, where = own["abs"], own["exp"], own["where"]
 
     def maximum(x: Any, y: Any) -> Any:
         """If either is not a number, y."""
@@ -62,19 +64,19 @@ def functions_of(elementary: Mapping[str, Function], rotation: Function) -> Mapp
         return where(raised > most, most, raised)
 
     def sigmoid(x: Any) -> Any:
-        return 1.0 / (1.0 + exp(-x))
+        return own["reciprocal"](1.0 + own["exp2"](x * -LOG2_E))
 
     def softplus(x: Any) -> Any:
         """log(1 + exp(x)), without overflow and without cancellation."""
         return where(x > 0.0, x, number(x, 0.0)) + own["log1p"](exp(-abs_(x)))
 
     def gelu(x: Any) -> Any:
-        """Source: torch.nn.functional.gelu with approximate="tanh"."""
-        return 0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))
+        """Source: torch.nn.functional.gelu with approximate="tanh"; 1 + tanh(x) = 2 sigmoid(2 x)."""
+        return x * own["reciprocal"](1.0 + own["exp2"](x * (_GELU + _GELU_CUBE * x * x)))
 
     def hardswish(x: Any) -> Any:
         """Source: torch.nn.functional.hardswish."""
-        return x * minimum(maximum(x + 3.0, number(x, 0.0)), number(x, 6.0)) / 6.0
+        return own["div"](x * minimum(maximum(x + 3.0, number(x, 0.0)), number(x, 6.0)), number(x, 6.0))
 
     def compared(compare: Function) -> Function:
         return lambda x, y: where(compare(x, y), number(x, 1.0), number(x, 0.0))

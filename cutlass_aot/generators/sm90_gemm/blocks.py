@@ -14,7 +14,15 @@ import cutlass.cute as cute
 
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.sm90_gemm.conversions import as_f8e8m0, from_f8e8m0
-from cutlass_aot.generators.sm90_gemm.epilogue import NEUTRAL, VECTOR, Output, combined, evaluated
+from cutlass_aot.generators.sm90_gemm.epilogue import (
+    NEUTRAL,
+    VECTOR,
+    Output,
+    combined,
+    combined_if,
+    evaluated,
+    place_within,
+)
 from cutlass_aot.generators.sm90_gemm.statements import (
     of_blocks,
     reductions_of,
@@ -62,8 +70,8 @@ def reduce_block(
         for text in shared_by_both(epilogue):
             registers[text] = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
         shared.append(registers)
-        if inside:
-            take_piece(sums.load(), at, epilogue, output, reduced, registers)
+        place = place_within(output.tensor.shape, at)
+        take_piece(inside, sums.load(), place, epilogue, output, reduced, registers)
     for text in reductions:
         value = reduced[text][0]
         for bit in sharing:
@@ -73,13 +81,14 @@ def reduce_block(
     for statement in of_blocks(epilogue):
         values[statement.name] = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
     inside, at, sums = pieces[0]
-    if inside:
-        leads = cute.arch.lane_idx() & sum(sharing) == 0
-        store_values(sums.load(), at, epilogue, output, reduced, values, leads, block)
+    leads = inside & (cute.arch.lane_idx() & sum(sharing) == 0)
+    place = place_within(output.tensor.shape, at)
+    store_values(sums.load(), place, epilogue, output, reduced, values, leads, block)
     return [{**values, **registers} for registers in shared]
 
 
 def take_piece(
+    inside: Any,
     sums: Any,
     at: tuple[Any, Any, Any],
     epilogue: Epilogue,
@@ -99,7 +108,7 @@ def take_piece(
         elements.store(value)
         # Of outputs with half as many columns, neighbours have the same value.
         for place in range(0, VECTOR, 2 if epilogue.halves else 1):
-            reduced[text][0] = combined(reduction.operation, reduced[text][0], elements[place])
+            reduced[text][0] = combined_if(inside, reduction.operation, reduced[text][0], elements[place])
 
 
 @cute.jit  # type: ignore[untyped-decorator]

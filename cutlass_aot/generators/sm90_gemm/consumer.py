@@ -15,12 +15,13 @@ from cutlass_aot.generators.sm90_gemm.epilogue import Output
 from cutlass_aot.generators.sm90_gemm.mainloop import Operands, sum_products
 from cutlass_aot.generators.sm90_gemm.plan import ROWS, THREADS, WARPS
 from cutlass_aot.generators.sm90_gemm.register_store import store_sums
-from cutlass_aot.generators.sm90_gemm.ring import Ring, sharer_of, skip_stages
+from cutlass_aot.generators.sm90_gemm.ring import Ring, ahead, sharer_of, skip_stages
 from cutlass_aot.generators.sm90_gemm.scaled_mainloop import sum_scaled
-from cutlass_aot.generators.sm90_gemm.schedule import Schedule, place_after, tile_of
+from cutlass_aot.generators.sm90_gemm.schedule import Schedule, in_turns, place_after, tile_of
 from cutlass_aot.generators.sm90_gemm.staged_store import finish, lay_down, meet
 from cutlass_aot.generators.sm90_gemm.tiles import Block, Tile, corner_of
 from cutlass_aot.generators.sm90_gemm.tma_store import store_by_tma
+from cutlass_aot.generators.sm90_gemm.turns import begin_turns
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -51,6 +52,16 @@ def compute_tiles(
         plan: everything else that is compiled in.
     """
     tile_m, tile_n, _ = plan.tile
+    stage = cutlass.Int32(0)
+    phase = cutlass.Int32(0)
+    turn = None
+    if cutlass.const_expr(plan.ping_pong):
+        # This warp group has all of a tile. The stages of the other's tiles come between those of its own.
+        turn = block.warp // WARPS
+        begin_turns(turn)
+        schedule = in_turns(schedule, turn, plan)
+        stage, phase = ahead(stage, phase, turn * schedule.count_k, plan)
+        block = block._replace(thread=block.thread % THREADS, warp=block.warp % WARPS)
     group_mma = tiled_mma.get_slice(cute.arch.make_warp_uniform(block.thread // THREADS) * THREADS)
     operands = Operands(
         tiled_mma,
@@ -67,8 +78,6 @@ def compute_tiles(
     )
     writes = part_mma.get_slice(block.thread).partition_C(cute.make_tensor(staged, lines))
 
-    stage = cutlass.Int32(0)
-    phase = cutlass.Int32(0)
     row, column = schedule.row, schedule.column
     for cluster in cutlass.range(schedule.first, schedule.last, schedule.step, unroll=1):
         total.fill(0.0)
@@ -82,10 +91,14 @@ def compute_tiles(
                 total, operands, ring, (stage, phase), count_k, block, sharer, dtype, plan
             )
         else:
-            stage, phase = sum_products(total, operands, ring, (stage, phase), count_k, block, sharer, plan)
+            stage, phase = sum_products(
+                total, operands, ring, (stage, phase), count_k, block, sharer, turn, plan
+            )
         if cutlass.const_expr(plan.rests):
             left = schedule.count_k - count_k
             stage, phase = skip_stages(ring, (stage, phase), left, block, sharer, plan)
+        if cutlass.const_expr(plan.ping_pong):
+            stage, phase = ahead(stage, phase, schedule.count_k, plan)
         corner = corner_of(tile, block, schedule.extents, plan)
         if cutlass.const_expr(plan.by_tma):
             if cutlass.const_expr(plan.groups):

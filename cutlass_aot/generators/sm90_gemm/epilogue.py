@@ -62,49 +62,66 @@ class Output(NamedTuple):
 
 
 def emit(
-    result: Any,
+    inside: Any,
+    values: Sequence[Any],
     at: tuple[Any, Any, Any],
     output: Output,
     partial: tuple[Any, ...],
     row: int = 0,
-    known: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Store neighbouring results of a row, or store and reduce what the epilogue makes of sums.
+    """Store or reduce what :func:`results` made of neighbouring sums of a row, if they are ``inside``.
 
     ``at`` is row, column and batch of the first, ``partial`` what this thread has reduced, and ``row`` the
-    place of the row in it. ``known`` are registers with what has been worked out of the formula.
+    place of the row in it.
     """
     epilogue = output.epilogue
     if epilogue is None:
-        store(output.tensor, at, result)
+        store_plain(inside, values[0], at, output.tensor)
         return
-    values = results(epilogue, result, output.operands, at, known)
     given = output.by_name()
     for statement, value in zip(of_elements(epilogue), values, strict=True):
         if statement.name == OUT and epilogue.halves:
             row_of, column, batch = at
-            store(output.tensor, (row_of, column // 2, batch), _once(value))
+            store_if(inside, output.tensor, (row_of, column // 2, batch), _once(value))
         elif not statement.reduction:
-            store(given[statement.name][1] if statement.name in given else output.tensor, at, value)
-    take(epilogue, partial, values, row)
+            tensor = given[statement.name][1] if statement.name in given else output.tensor
+            store_if(inside, tensor, at, value)
+    take(inside, epilogue, partial, values, row)
+
+
+def place_within(extents: tuple[Any, Any, Any], at: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """The place ``at`` of an output (L, M, N), or the nearest that is there; of :data:`VECTOR` neighbours."""
+    batches, rows, columns = extents
+    row, column, batch = at
+    return (
+        cutlass.max(cutlass.min(row, rows - 1), 0),
+        cutlass.max(cutlass.min(column, columns - VECTOR), 0),
+        cutlass.min(batch, batches - 1),
+    )
 
 
 def results(
-    epilogue: Epilogue,
-    total: Any,
-    operands: Sequence[Any],
-    at: tuple[Any, Any, Any],
-    known: Mapping[str, Any] = MappingProxyType({}),
+    sums: Any, at: tuple[Any, Any, Any], output: Output, known: Mapping[str, Any] = MappingProxyType({})
 ) -> list[Any]:
-    """Values of each statement of :func:`~.of_elements` for some neighbours; see :func:`evaluated`."""
+    """Values of each statement of :func:`~.of_elements` for some neighbours; without an epilogue, the sums.
+
+    ``at`` is row, column and batch of the first. Where it is not a place of the output, the values are those
+    of another one, so that no branch keeps a thread from having the results of several under way. ``known``
+    are registers with what has been worked out of the formula.
+    """
+    epilogue = output.epilogue
+    if epilogue is None:
+        return [sums]
     statements = of_elements(epilogue)
     shared = shared_by_both(epilogue)
     expressions = [with_shared(statement.expression, shared) for statement in statements]
-    values = evaluated(epilogue, expressions, total, operands, at, known)
+    values = evaluated(
+        epilogue, expressions, sums, output.operands, place_within(output.tensor.shape, at), known
+    )
     truths = {operand.name for operand in epilogue.operands if operand.dtype == "bool"}
     unequal = dsl.EPILOGUE_FUNCTIONS["!="]
     return [
-        unequal(value, _like(total, 0.0)) if statement.name in truths else value
+        unequal(value, _like(sums, 0.0)) if statement.name in truths else value
         for statement, value in zip(statements, values, strict=True)
     ]
 
@@ -148,29 +165,45 @@ def _loaded(operand: EpilogueOperand, given: Any, total: Any, at: tuple[Any, Any
             loaded[index] = given[column + index, 0]
     else:
         offset = column if operand.extents == ROW else cute.crd2idx((batch, row, column), given.layout)
-        cute.autovec_copy(neighbours(given, offset, count), loaded)
+        cute.autovec_copy(neighbours(given.iterator, offset, count), loaded)
     return loaded.load().to(cutlass.Float32)
 
 
-def store(tensor: Any, at: tuple[Any, Any, Any], values: Any) -> None:
-    """Store neighbouring elements of a row of a (L, M, N) tensor, converted to its element type."""
+@cute.jit  # type: ignore[untyped-decorator]
+def store_plain(inside: Any, values: Any, at: tuple[Any, Any, Any], tensor: Any) -> None:
+    """If ``inside``, store neighbouring elements of a row of a (L, M, N) tensor, of its element type."""
+    if inside:
+        row, column, batch = at
+        count = cute.size(values.shape)
+        offset = cute.crd2idx((batch, row, column), tensor.layout)
+        converted = cute.make_rmem_tensor(count, tensor.element_type)
+        converted.store(values.to(tensor.element_type))
+        cute.autovec_copy(converted, neighbours(tensor.iterator, offset, count))
+
+
+def store_if(inside: Any, tensor: Any, at: tuple[Any, Any, Any], values: Any) -> None:
+    """If ``inside``, store neighbouring elements of a row of a (L, M, N) tensor, as its element type."""
     row, column, batch = at
-    count = cute.size(values.shape)
     offset = cute.crd2idx((batch, row, column), tensor.layout)
     if tensor.element_type is cutlass.Float4E2M1FN:
         packed = as_f4e2m1(values)
-        in_bytes = cute.recast_ptr(tensor.iterator, dtype=packed.element_type)
-        target = in_bytes + cute.assume(offset // 2, divby=count // 2)
-        cute.autovec_copy(packed, cute.make_tensor(target, cute.make_layout(count // 2)))
+        copy_if(inside, packed, cute.recast_ptr(tensor.iterator, dtype=packed.element_type), offset // 2)
         return
-    converted = cute.make_rmem_tensor(count, tensor.element_type)
+    converted = cute.make_rmem_tensor(cute.size(values.shape), tensor.element_type)
     converted.store(values.to(tensor.element_type))
-    cute.autovec_copy(converted, neighbours(tensor, offset, count))
+    copy_if(inside, converted, tensor.iterator, offset)
 
 
-def neighbours(tensor: Any, offset: Any, count: int) -> Any:
+@cute.jit  # type: ignore[untyped-decorator]
+def copy_if(inside: Any, source: Any, memory: Any, offset: Any) -> None:
+    """If ``inside``, copy registers to memory at an offset, which is a multiple of their number."""
+    if inside:
+        cute.autovec_copy(source, neighbours(memory, offset, cute.size(source)))
+
+
+def neighbours(memory: Any, offset: Any, count: int) -> Any:
     """``count`` contiguous elements from an offset, which is a multiple of ``count``."""
-    return cute.make_tensor(tensor.iterator + cute.assume(offset, divby=count), cute.make_layout(count))
+    return cute.make_tensor(memory + cute.assume(offset, divby=count), cute.make_layout(count))
 
 
 def _once(values: Any) -> Any:
@@ -212,15 +245,18 @@ def partial_results(epilogue: Epilogue | None, rows: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def take(epilogue: Epilogue, partial: tuple[Any, ...], values: Sequence[Any], row: int) -> None:
-    """Combine the statements' values for some neighbours, of one of a thread's rows, with what it has."""
+def take(inside: Any, epilogue: Epilogue, partial: tuple[Any, ...], values: Sequence[Any], row: int) -> None:
+    """Combine the statements' values for some neighbours, of one of a thread's rows, with what it has.
+
+    Those that are not inside do not count.
+    """
     reduced = [value for value, of in zip(values, of_elements(epilogue), strict=True) if of.reduction]
     for (statement, extents), kept, value in zip(reductions(epilogue), partial, reduced, strict=True):
         elements = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
         elements.store(value)
         for index in range(0, VECTOR, distance(statement.expression)):
             place = {COLUMN: row, ROW: index, ELEMENT: 0}[extents]
-            kept[place] = combined(statement.reduction, kept[place], elements[index])
+            kept[place] = combined_if(inside, statement.reduction, kept[place], elements[index])
 
 
 def combined(reduction: str, one: Any, other: Any) -> Any:
@@ -228,6 +264,12 @@ def combined(reduction: str, one: Any, other: Any) -> Any:
     if reduction == "sum":
         return one + other
     return cute.arch.fmax(one, other) if reduction == "max" else cute.arch.fmin(one, other)
+
+
+def combined_if(inside: Any, reduction: str, one: Any, other: Any) -> Any:
+    """Two values as one if ``inside``, else the first of them."""
+    neutral = cutlass.Float32(NEUTRAL[reduction])
+    return combined(reduction, one, cutlass.Float32(cutlass.select_(inside, other, neutral)))
 
 
 def flush(

@@ -57,14 +57,17 @@ FAMILY = "Sm90ClusterGemm"
 SCALED_FAMILY = "Sm90BlockScaledGemm"
 EXACT_FAMILY = "Sm90ExactGemm"
 _FAMILIES = {
-    (False, False, False): FAMILY,
-    (True, False, False): SCALED_FAMILY,
-    (False, True, False): EXACT_FAMILY,
-    (False, False, True): "Sm90GroupedGemm",
-    (True, False, True): "Sm90GroupedBlockScaledGemm",
-    (False, True, True): "Sm90GroupedExactGemm",
+    (False, False, False, False): FAMILY,
+    (False, False, False, True): "Sm90PingPongGemm",
+    (True, False, False, False): SCALED_FAMILY,
+    (False, True, False, False): EXACT_FAMILY,
+    (False, False, True, False): "Sm90GroupedGemm",
+    (False, False, True, True): "Sm90GroupedPingPongGemm",
+    (True, False, True, False): "Sm90GroupedBlockScaledGemm",
+    (False, True, True, False): "Sm90GroupedExactGemm",
 }
-"""Families by whether there are scale factors, exact sums of FP8 without factors, and groups."""
+"""Families by whether there are scale factors, exact sums of FP8 without factors, groups, and two warp groups
+that take turns."""
 TARGET = "sm_90a"
 INPUTS = {
     "bf16": ("bf16", "f32"),
@@ -86,6 +89,14 @@ _FACTOR_BYTES = 4
 """Bytes; a scale factor is loaded alone, so that there can be any number of rows."""
 
 
+class _Kind(NamedTuple):
+    """What the designs of a table have in common, see :class:`_Design`."""
+
+    swap: bool = False
+    persistent: bool = False
+    ping_pong: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Design:
     """One design. Extents are those of the output, also if A and B exchange their roles."""
@@ -93,20 +104,19 @@ class _Design:
     tile: tuple[int, int, int]
     cluster: tuple[int, int, int]
     blocks: int
-    swap: bool
-    persistent: bool = False
+    kind: _Kind
     scaled: bool = False
     exact: bool = False
     operation: str = "gemm"
 
     def values(self) -> dict[str, DesignValue]:
         return {
-            "family": _FAMILIES[self.scaled, self.exact, self.groups],
+            "family": _FAMILIES[self.scaled, self.exact, self.groups, self.kind.ping_pong],
             "tile_shape": self.tile,
             "cluster_shape": self.cluster,
             "blocks_per_sm": self.blocks,
-            "swap_operands": self.swap,
-            "persistent": self.persistent,
+            "swap_operands": self.kind.swap,
+            "persistent": self.kind.persistent,
         }
 
     @property
@@ -122,8 +132,8 @@ class _Design:
     @property
     def warp_groups(self) -> int:
         """Warp groups that compute: three if they can share the rows equally, else one or two."""
-        rows = self.tile[1] if self.swap else self.tile[0]
-        if self.promoted and self.blocks == 2:
+        rows = self.tile[1] if self.kind.swap else self.tile[0]
+        if self.kind.ping_pong or (self.promoted and self.blocks == 2):
             return 1
         return 3 if rows % (3 * ROWS) == 0 else min(2, rows // ROWS)
 
@@ -135,25 +145,25 @@ class _Design:
 
     def constants(self, device: DeviceProfile) -> dict[str, int]:
         """Numbers of the device profile that are compiled in: the bounds of a persistent kernel's grid."""
-        if not self.persistent:
+        if not self.kind.persistent:
             return {}
         size = math.prod(self.cluster)
         return {f"max_active_clusters_{size}": device.active_clusters(size)}
 
     def has_blocks(self, columns: int) -> bool:
         """Whether threads of one warp hold each block of so many columns of a row, from which they store."""
-        return not self.swap and self.cluster[2] == 1 and self.tile[1] % columns == 0
+        return not self.kind.swap and self.cluster[2] == 1 and self.tile[1] % columns == 0
 
     def plan(self, input_bits: int, output_bits: int, epilogue: Epilogue | None, active: int) -> Plan:
         tile, cluster = self.tile, self.cluster
-        if self.swap:
+        if self.kind.swap:
             tile, cluster = (tile[1], tile[0], tile[2]), (cluster[1], cluster[0], cluster[2])
         return make_plan(
             tile=tile,
             cluster=cluster,
             warp_groups=self.warp_groups,
             blocks=self.blocks,
-            swap=self.swap,
+            swap=self.kind.swap,
             active=active,
             input_bits=input_bits,
             output_bits=output_bits,
@@ -162,6 +172,7 @@ class _Design:
             exact=self.exact,
             operation=self.operation,
             scale_columns=columns_of_block(epilogue),
+            ping_pong=self.kind.ping_pong,
         )
 
 
@@ -323,24 +334,60 @@ _IN_BLOCKS_PERSISTENT = {
 }
 """The same for many tiles."""
 
+_EXCHANGED_PING_PONG = {
+    (72, 128, 1, 1): "1x1x1",
+    (88, 128, 1, 1): "1x1x1",
+    (104, 128, 1, 1): "1x1x1",
+    (120, 128, 1, 1): "1x1x1 2x1x1",
+    (136, 128, 1, 1): "1x1x1",
+    (152, 128, 1, 1): "1x1x1 1x2x1",
+    (136, 64, 1, 1): "1x1x1",
+    (168, 64, 1, 1): "1x1x1",
+    (200, 64, 1, 1): "1x1x1",
+    (232, 64, 1, 1): "1x1x1",
+}
+_PING_PONG = {
+    (64, 128, 1, 1): "1x1x1",
+    (64, 160, 1, 1): "1x1x1",
+    (64, 192, 1, 1): "1x1x1",
+    (64, 224, 1, 1): "1x1x1",
+    (64, 256, 1, 1): "1x1x1 2x1x1",
+    (128, 80, 1, 1): "1x1x1",
+    (128, 96, 1, 1): "1x1x1",
+    (128, 112, 1, 1): "1x1x1 2x1x1",
+    (128, 128, 1, 1): "1x1x1 2x1x1",
+    (128, 144, 1, 1): "1x1x1 2x1x1",
+    (128, 160, 1, 1): "1x1x1 2x1x1",
+}
+"""The same for many tiles, of which two warp groups have one each: with an epilogue that takes long."""
+
+
 _Table = dict[tuple[int, int, int, int], str]
-_TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, bool, bool], ...]] = {
+_TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, _Kind], ...]] = {
     (False, False): (
-        (_EXCHANGED, True, False),
-        (_STRAIGHT, False, False),
-        (_EXCHANGED_PERSISTENT, True, True),
-        (_PERSISTENT, False, True),
+        (_EXCHANGED, _Kind(swap=True)),
+        (_STRAIGHT, _Kind()),
+        (_EXCHANGED_PERSISTENT, _Kind(swap=True, persistent=True)),
+        (_PERSISTENT, _Kind(persistent=True)),
+        (_EXCHANGED_PING_PONG, _Kind(swap=True, persistent=True, ping_pong=True)),
+        (_PING_PONG, _Kind(persistent=True, ping_pong=True)),
     ),
     (True, False): (
-        (_SCALED_EXCHANGED, True, False),
-        (_SCALED, False, False),
-        (_SCALED_PERSISTENT, False, True),
+        (_SCALED_EXCHANGED, _Kind(swap=True)),
+        (_SCALED, _Kind()),
+        (_SCALED_PERSISTENT, _Kind(persistent=True)),
     ),
-    (False, True): ((_GROUPED_EXCHANGED, True, True), (_GROUPED, False, True)),
-    (True, True): ((_SCALED_GROUPED_EXCHANGED, True, True), (_SCALED_GROUPED, False, True)),
+    (False, True): (
+        (_GROUPED_EXCHANGED, _Kind(swap=True, persistent=True)),
+        (_GROUPED, _Kind(persistent=True)),
+        (_PING_PONG, _Kind(persistent=True, ping_pong=True)),
+    ),
+    (True, True): (
+        (_SCALED_GROUPED_EXCHANGED, _Kind(swap=True, persistent=True)),
+        (_SCALED_GROUPED, _Kind(persistent=True)),
+    ),
 }
-"""By whether registers add up the sums of each 128 of K, and groups: tables, each with whether operands are
-exchanged and blocks persistent."""
+"""By whether registers add up the sums of each 128 of K, and groups."""
 
 
 def _cost(operation: str, bits: int) -> str:
@@ -476,12 +523,12 @@ def _designs(
     promoted, groups = scaled or exact, operation in GROUPED_EXTENTS
     tables = _TABLES[promoted, groups]
     if in_blocks and not (promoted or groups):
-        tables += (_IN_BLOCKS, False, False), (_IN_BLOCKS_PERSISTENT, False, True)
-    for table, swap, persistent in tables:
+        tables += (_IN_BLOCKS, _Kind()), (_IN_BLOCKS_PERSISTENT, _Kind(persistent=True))
+    for table, kind in tables:
         for (m, n, lines, blocks), clusters in table.items():
             for cluster in clusters.split():
                 tile = m, n, lines * line
-                yield _Design(tile, _shape(cluster), blocks, swap, persistent, scaled, exact, operation)
+                yield _Design(tile, _shape(cluster), blocks, kind, scaled, exact, operation)
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -521,6 +568,7 @@ class Sm90Gemm:
         "cutlass_aot.generators.sm90_gemm.tiles",
         "cutlass_aot.generators.sm90_gemm.tma",
         "cutlass_aot.generators.sm90_gemm.tma_store",
+        "cutlass_aot.generators.sm90_gemm.turns",
         "cutlass_aot.schema.kernels.epilogue",
         "cutlass_aot.schema.kernels.formula",
     )
@@ -684,7 +732,7 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
             continue
-        if wide and design.spills_wide:
+        if wide and (design.spills_wide or (design.kind.ping_pong and design.kind.swap)):
             continue
         if block > 1 and not design.has_blocks(block):
             continue

@@ -77,7 +77,7 @@ def gemm_kernel(
     """
     tile_m, _, tile_k = plan.tile
     stages, blocks = plan.stages, plan.blocks_per_cluster
-    mma_warps = plan.warp_groups * WARPS
+    mma_warps = plan.all_warp_groups * WARPS
     block = block_of(plan)
     output = Output(out, operands, epilogue)
     schedule = schedule_of(out.shape, tensor_a.shape[1], block, groups, plan)

@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from cutlass_aot.generators.sm90_gemm.ring import Ring, following, release
 from cutlass_aot.generators.sm90_gemm.tiles import Block
+from cutlass_aot.generators.sm90_gemm.turns import end_turn, wait_for_turn
 
 
 class Operands(NamedTuple):
@@ -38,6 +39,7 @@ def sum_products(
     count_k: Any,
     block: Block,
     sharer: Any,
+    turn: Any,
     plan: cutlass.Constexpr,
 ) -> tuple[Any, Any]:
     """Add up the products of all tiles along K.
@@ -50,6 +52,7 @@ def sum_products(
         count_k: tiles along K.
         block: this one.
         sharer: the block that this lane tells that a stage is empty.
+        turn: number of this warp group if it takes turns with another, else None.
         plan: everything else that is compiled in.
 
     Returns:
@@ -57,6 +60,8 @@ def sum_products(
     """
     stage, phase = state
     before = stage
+    if cutlass.const_expr(plan.ping_pong):
+        wait_for_turn(turn)
     for index_k in cutlass.range(count_k, unroll=1):
         cute.arch.mbarrier_wait(ring.full + stage, phase)
         warpgroup.fence()
@@ -70,6 +75,8 @@ def sum_products(
             release(ring.empty + before, block.lane, sharer, plan)
         before = stage
         stage, phase = following(stage, phase, plan)
+    if cutlass.const_expr(plan.ping_pong):
+        end_turn(turn)
     warpgroup.wait_group(0)
     if count_k > 0:
         release(ring.empty + before, block.lane, sharer, plan)

@@ -83,6 +83,8 @@ class Plan:
         operation: ``"gemm"``, or one on groups of rows of A, each with a B of its own; blocks are then
             persistent.
         scale_columns: columns of the sums that share a scale which an epilogue stores; 1 without one.
+        ping_pong: whether two warp groups take turns at the tiles of a block: each computes a whole one, and
+            stores it while the other computes the next. ``warp_groups`` is then 1.
     """
 
     tile: tuple[int, int, int]
@@ -99,6 +101,12 @@ class Plan:
     exact: bool = False
     operation: str = "gemm"
     scale_columns: int = 1
+    ping_pong: bool = False
+
+    @property
+    def all_warp_groups(self) -> int:
+        """Warp groups of a block that compute, at one tile or in turns at several."""
+        return self.warp_groups * (2 if self.ping_pong else 1)
 
     @property
     def groups(self) -> bool:
@@ -155,7 +163,7 @@ class Plan:
         """Whether the loading warps hand registers over. Only a whole warp group can, so one loads then."""
         # A single loading warp takes as many registers from the others as a warp group does: each part of the
         # multiprocessor has as many for each of its warps as the part with the most warps.
-        warps = self.blocks * (self.warp_groups + 1)
+        warps = self.blocks * (self.all_warp_groups + 1)
         sums = self.totals
         if self.promoted:
             sums += (2 if self.pairs else 1) * ROWS * self.tile[1] // THREADS
@@ -165,7 +173,7 @@ class Plan:
     def computing_registers(self) -> int:
         """Registers of a thread that computes, after the others have handed theirs over: a multiple of 8."""
         left = REGISTERS // THREADS // self.blocks - LOADING_REGISTERS
-        return left // self.warp_groups // 8 * 8
+        return left // self.all_warp_groups // 8 * 8
 
     @property
     def threads(self) -> int:
@@ -174,8 +182,8 @@ class Plan:
         One warp loads operands, and one scale factors, if there are any.
         """
         if self.hands_over:
-            return (self.warp_groups + 1) * THREADS
-        return self.warp_groups * THREADS + (2 * WARP if self.scaled else WARP)
+            return (self.all_warp_groups + 1) * THREADS
+        return self.all_warp_groups * THREADS + (2 * WARP if self.scaled else WARP)
 
     @property
     def factors(self) -> tuple[int, int]:
@@ -226,7 +234,7 @@ class Plan:
         Of two blocks on a multiprocessor, one computes while the other stores.
         """
         persistent = bool(self.active) and (self.promoted or self.groups) and self.blocks == 1
-        return persistent and self.direct and not self.swap and self.staged_bits == 16
+        return persistent and self.direct and not (self.swap or self.ping_pong) and self.staged_bits == 16
 
     @property
     def box_columns(self) -> int:
@@ -294,12 +302,13 @@ def make_plan(
     exact: bool = False,
     operation: str = "gemm",
     scale_columns: int = 1,
+    ping_pong: bool = False,
 ) -> Plan:
     """Work out a design: as many stages as shared memory has room for.
 
     Bits are those of an element; ``fused`` is true if there is an epilogue, which takes the sums as they are,
     ``scaled`` if there are scale factors, ``exact`` if registers add up the sums of each 128 of K without,
-    ``scale_columns`` is that of :class:`Plan`.
+    ``scale_columns`` and ``ping_pong`` are those of :class:`Plan`.
     Raises :class:`ValueError` if the results, or two stages, do not fit, the registers of several blocks
     do not suffice, or blocks cannot share the results or an operand's tile equally.
     """
@@ -321,6 +330,7 @@ def make_plan(
         exact=exact,
         operation=operation,
         scale_columns=scale_columns,
+        ping_pong=ping_pong,
     )
     if plan.promoted and depth * input_bits // 8 != SCALED_BLOCK:
         raise ValueError(
@@ -329,12 +339,16 @@ def make_plan(
     if plan.hands_over:
         # Registers come in eights. With fewer than they ask for, the warps that compute would wait for ever.
         given = REGISTERS // (blocks * plan.threads) // 8 * 8 * plan.threads
-        needed = THREADS * (warp_groups * plan.computing_registers + LOADING_REGISTERS)
+        needed = THREADS * (plan.all_warp_groups * plan.computing_registers + LOADING_REGISTERS)
         if plan.computing_registers > MOST_REGISTERS or needed > given:
             raise ValueError(
-                f"{blocks} blocks of {warp_groups} warp groups cannot hand over registers: a thread would "
-                f"compute with {plan.computing_registers}"
+                f"{blocks} blocks of {plan.all_warp_groups} warp groups cannot hand over registers: a thread "
+                f"would compute with {plan.computing_registers}"
             )
+    if ping_pong and not (active and warp_groups == 1 and plan.direct):
+        raise ValueError(
+            "warp groups that take turns have a tile each in a persistent block, and store from registers"
+        )
     if plan.groups and not (active and cluster[2] == 1):
         raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
     if blocks > 1 and plan.hands_over and not plan.promoted:

@@ -5,7 +5,6 @@ Import it inside a worker only: it imports the DSL.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import cutlass
@@ -21,6 +20,7 @@ from cutlass_aot.generators.sm90_gemm.epilogue import (
     flush,
     flush_all,
     partial_results,
+    results,
 )
 from cutlass_aot.generators.sm90_gemm.plan import ROWS, THREADS, WARP, WARPS
 from cutlass_aot.generators.sm90_gemm.registers import settled
@@ -95,18 +95,18 @@ def store_sums(
             if cutlass.const_expr(plan.swap):
                 one, two = transposed(one), transposed(two)
             pending.append((inside, at, four_neighbours(one, two, lane % 2 == 1)))
+        # What is read comes before what is stored: the compiler cannot know that they are apart.
+        found = []
         for place in cutlass.range_constexpr(len(pending)):
             inside, at, result = pending[place]
-            _, _, more_rows, more_columns = todo[begin + place]
             if cutlass.const_expr(plan.scale_columns > 1 and place % in_block == 0):
                 of_block = pending[place : place + in_block]
                 known_of_block = reduce_block(of_block, output.epilogue, output, SAME_ROW, plan.scale_columns)
-            # Bound here: in the branch, the number would be one that is known at run time alone.
-            emit_in_row = functools.partial(
-                emit, row=own_rows.index(more_rows), known=known_of_block[place % in_block]
-            )
-            if inside:
-                emit_in_row(result.load(), at, output, partial)
+            found.append(results(result.load(), at, output, known_of_block[place % in_block]))
+        for place in cutlass.range_constexpr(len(pending)):
+            inside, at, _ = pending[place]
+            _, _, more_rows, more_columns = todo[begin + place]
+            emit(inside, found[place], at, output, partial, own_rows.index(more_rows))
             ends = place + 1 == len(pending) or todo[begin + place + 1][3] != more_columns
             if cutlass.const_expr(len(partial) > 0 and ends):
                 columns_are = column_offset + more_columns < column_count

@@ -61,6 +61,12 @@ def following(stage: Any, phase: Any, plan: cutlass.Constexpr) -> tuple[Any, Any
     return stage, phase
 
 
+def ahead(stage: Any, phase: Any, count: Any, plan: Any) -> tuple[Any, Any]:
+    """The stage of the ring so many stages on, and its phase."""
+    place = stage + count
+    return place % plan.stages, phase ^ (place // plan.stages & 1)
+
+
 @cute.jit  # type: ignore[untyped-decorator]
 def sharer_of(block: Block, plan: cutlass.Constexpr) -> Any:
     """The block of the cluster that this lane tells that a stage is empty: of its row, then of its column."""

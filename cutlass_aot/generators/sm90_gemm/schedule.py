@@ -114,6 +114,15 @@ def with_count(schedule: Schedule, lane: Any, plan: Any) -> Schedule:
     return schedule._replace(last=last)
 
 
+def in_turns(schedule: Schedule, turn: Any, plan: Any) -> Schedule:
+    """Of a block's tiles, every second one: those of the first or the second warp group that take turns."""
+    first = schedule.first + turn * schedule.step
+    at = schedule.row, schedule.column
+    if not plan.groups:
+        at = place(first, schedule.clusters_m, schedule.clusters_n, plan.group)
+    return schedule._replace(first=first, step=2 * schedule.step, row=at[0], column=at[1])
+
+
 def tile_of(schedule: Schedule, cluster: Any, at: tuple[Any, Any], lane: Any, plan: Any) -> Tile:
     """The tile of a number; ``at`` is its row and column, in clusters, if it is not of a group."""
     if plan.groups:

@@ -11,7 +11,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
-from cutlass_aot.generators.sm90_gemm.epilogue import Output, emit, flush, flush_all, partial_results
+from cutlass_aot.generators.sm90_gemm.epilogue import Output, emit, flush, flush_all, partial_results, results
 from cutlass_aot.generators.sm90_gemm.plan import ROWS, THREADS, WARP
 from cutlass_aot.generators.sm90_gemm.registers import settled, unknown
 from cutlass_aot.generators.sm90_gemm.tiles import Block, Corner, Tile
@@ -120,9 +120,11 @@ def finish(
             pending.append(
                 (inside, (row, column, cutlass.Int64(batch)), loaded(staged, offset, rank % in_plane, plan))
             )
-        for inside, at, result in pending:
-            if inside:
-                emit(result, at, output, partial)
+        # What is read comes before what is stored: the compiler cannot know that they are apart.
+        found = [results(sums, at, output) for _, at, sums in pending]
+        for place in cutlass.range_constexpr(len(pending)):
+            inside, at, _ = pending[place]
+            emit(inside, found[place], at, output, partial)
             if cutlass.const_expr(len(partial) > 0):
                 row_is = (at[0] >= own_row) & (at[0] < rows) & (batch < batches)
                 flush(output, partial, COLUMN, same_row, [(at[0], row_is)])

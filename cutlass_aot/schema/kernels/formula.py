@@ -212,7 +212,7 @@ def application(
     power = _POWERS.get(_exponent(node))
     if power is not None:
         return power, node.arguments[:1]
-    return _OPERATORS.get(node.operation) or functions[node.operation], node.arguments
+    return functions.get(node.operation) or _OPERATORS[node.operation], node.arguments
 
 
 def evaluate(
@@ -224,8 +224,9 @@ def evaluate(
     """Compute an expression with values of any library that have ``+ - * /`` and unary minus.
 
     ``values`` of the accumulator and the operands have shapes that broadcast, ``functions`` are those of
-    :data:`CALLED` that the expression uses, and ``constant`` converts a number. A repeated subexpression
-    is computed once. Powers of 2, 3, -1 and -2 are products and quotients.
+    :data:`CALLED` that the expression uses, and operators that are to be others than Python's; ``constant``
+    converts a number. A repeated subexpression is computed once. Powers of 2, 3, -1 and -2 are products and
+    quotients.
     """
     known: dict[Expression, Any] = {}
 

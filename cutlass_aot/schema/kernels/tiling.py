@@ -24,7 +24,7 @@ _SCHEDULERS = {"clc": 0, "static": 1}
 _UNKNOWN_TILE = (64, 64, 64)
 _TILES_SWAPPED = ("TgvGemm",)
 """Families that compute the transposed problem: the first extent of their tile runs along N."""
-_WITHIN = ("Sm90ClusterGemm",)
+_WITHIN = ("Sm90ClusterGemm", "Sm90PingPongGemm")
 """Families whose last tile along an extent begins early, so that none reaches over the edge of the output."""
 
 

@@ -77,6 +77,7 @@ def quantized(out: str) -> Problem:
     return Problem("gemm", ("bf16", "bf16", out), "tnt", "f32", epilogue=parse_epilogue(*QUANTIZED[out]))
 
 
+PING_PONG = "ping-pong"
 CASES = (
     # Exchanged operands, a sum over a cluster, two blocks a multiprocessor.
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "8x64x128", "1x1x8", False),
@@ -156,22 +157,32 @@ CASES = (
         "128x192x64", "1x1x1", True,
     ),
     (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=SWIGLU), "8x64x128", "1x1x4", False),
+    # Two warp groups that take turns: with what a thread has of 64 rows and of 128, of a cluster, of groups,
+    # and with scales of blocks.
+    (Problem("gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "128x128x64", "2x1x1", PING_PONG),
+    (Problem("gemm", FP8, "tnt", "f32", accumulation="fast"), "128x160x128", "1x1x1", PING_PONG),
+    (
+        Problem("grouped_gemm", ("bf16", "bf16", "bf16"), "tnt", "f32", epilogue=EPILOGUE),
+        "64x256x64", "1x1x1", PING_PONG,
+    ),
+    (quantized("f8e4m3"), "64x256x64", "1x1x1", PING_PONG),
 )  # fmt: skip
 
 
 def chosen() -> list[Kernel]:
     device = load_profile("h200")
     found = []
-    for problem, tile, cluster, persistent in CASES:
+    for problem, tile, cluster, kind in CASES:
         expected = {
             "tile_shape": tuple(map(int, tile.split("x"))),
             "cluster_shape": tuple(map(int, cluster.split("x"))),
-            "persistent": persistent,
+            "persistent": bool(kind),
         }
         found += [
             kernel
             for kernel in Sm90Gemm().enumerate(problem, "sm_90a", device)
             if expected.items() <= dict(kernel.design).items()
+            and plan_of(kernel).ping_pong == (kind == PING_PONG)
         ][:1]
     return found
 
@@ -206,7 +217,7 @@ def test_no_sum_is_spilled_and_a_block_has_its_registers(objects: list[tuple[Ker
         assert 0 < facts.registers <= 16384 // (32 * warps), kernel.name
         if plan.hands_over:
             # With fewer, the warps that compute would wait for registers for ever.
-            needed = LOADING_REGISTERS + plan.warp_groups * plan.computing_registers
+            needed = LOADING_REGISTERS + plan.all_warp_groups * plan.computing_registers
             assert facts.registers * plan.threads >= THREADS * needed, kernel.name
 
 
@@ -247,6 +258,21 @@ def test_tensor_cores_are_fed_by_tma_and_never_wait_for_one_instruction(
         # instructions in flight, it writes one of each for every instruction.
         assert code["WARPGROUP.ARRIVE"] == 1, kernel.name
         assert code["WARPGROUP.DEPBAR"] == 2, kernel.name
+
+
+def test_warp_groups_that_take_turns_begin_when_the_other_has_ended_its_main_loop(
+    objects: list[tuple[Kernel, bytes]],
+) -> None:
+    turns = [(kernel, data) for kernel, data in objects if plan_of(kernel).ping_pong]
+    assert len(turns) == 4
+    for kernel, data in turns:
+        code = re.findall(r"\b(BAR\.SYNC|BAR\.ARV|[HQ]GMMA|WARPGROUP\.DEPBAR\.LE gsb0, 0x[01])", listing(data))
+        # The first arrival lets the first warp group begin; the first barrier is that of all threads.
+        code = [one for one in code if not one.endswith("GMMA")]
+        begin = code.index("BAR.ARV")
+        wait, drained = ("WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0")
+        # The other begins while this one's last instructions are in flight.
+        assert code[begin + 1 :] == ["BAR.SYNC", wait, "BAR.ARV", drained], kernel.name
 
 
 def test_tma_stores_what_persistent_blocks_of_scaled_and_grouped_kernels_compute(
