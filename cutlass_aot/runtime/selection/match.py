@@ -12,6 +12,7 @@ from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.accumulation import FAST
 from cutlass_aot.schema.kernels.constraints import BATCH, LAYOUT_LETTERS
 from cutlass_aot.schema.kernels.operands import (
+    ACCEPTED,
     OperandDescription,
     Rejected,
     Verdict,
@@ -101,11 +102,11 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
         return Rejected(f"expected parameters={expected}, got {got or 'none'}", -2)
     if group.target not in query.targets:
         return Rejected(f"built for {group.target}, asked for {query.where}", -1)
-    order = arrangement(operand_names(group), len(query.operands), query.names)
-    if isinstance(order, Rejected):
-        return order._replace(rank=INCOMPLETE) if _lacks_operands(group, query) else order
-    verdict = supports(group.operands, [query.operands[index] for index in order])
-    if not verdict:
+    operands = _in_order_of(group, query)
+    if isinstance(operands, Rejected):
+        return operands._replace(rank=INCOMPLETE) if _lacks_operands(group, query) else operands
+    verdict = supports(group.operands, operands)
+    if verdict is not ACCEPTED:
         return verdict
     if query.accumulator not in (None, group.accumulator):
         return Rejected(f"expected accumulator {group.accumulator}, got {query.accumulator}", NEAREST)
@@ -116,6 +117,14 @@ def judge(group: GroupEntry, query: Query) -> Verdict:
             NEAREST,
         )
     return verdict
+
+
+def _in_order_of(group: GroupEntry, query: Query) -> Sequence[OperandDescription] | Rejected:
+    """The operands of a query in the order of a group's."""
+    if not query.names and len(query.operands) == len(group.operands):
+        return query.operands
+    order = arrangement(operand_names(group), len(query.operands), query.names)
+    return order if isinstance(order, Rejected) else [query.operands[place] for place in order]
 
 
 def _lacks_operands(group: GroupEntry, query: Query) -> bool:
@@ -153,7 +162,7 @@ def serving(groups: KeptGroups, query: Query, target: str) -> list[GroupEntry]:
     output's element type (f64 for f64, f32 for other floating types, i32 for integers), then the others by
     name.
     """
-    candidates = list(_candidates(groups, query, target))
+    candidates = _candidates(groups, query, target)
     fitting = [group for group in candidates if judge(group, query)]
     fitting = [group for group in fitting if group.accumulation == FAST] or fitting
     if not fitting:
@@ -202,16 +211,17 @@ def _takes(group: GroupEntry, query: Query) -> bool:
     )
 
 
-def _candidates(groups: KeptGroups, query: Query, target: str) -> Iterable[GroupEntry]:
+def _candidates(groups: KeptGroups, query: Query, target: str) -> Sequence[GroupEntry]:
     """Groups that may serve; looked up by signature, or, with named operands, all of the operation."""
-    if query.names or any(operand.is_number or len(operand.shape) < 2 for operand in query.operands):
+    # Numbers have no modes.
+    if query.names or any(len(operand.shape) < 2 for operand in query.operands):
         return groups.of_operation(query.operation, target)
     dtypes = [operand.dtype for operand in query.operands]
-    return (
+    return [
         group
         for layouts in _layouts(query.operands)
         for group in groups.with_signature(signature(query.operation, dtypes, layouts, target))
-    )
+    ]
 
 
 def _output(group: GroupEntry, query: Query) -> OperandDescription:
@@ -230,14 +240,16 @@ def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
     letters = []
     for operand in operands:
         shape, strides = operand.shape, operand.strides
-        fitting = [letter for mode, letter in _OF_TENSORS if strides[mode] == 1 or shape[mode] == 1]
-        if not fitting and 0 in shape:
-            fitting = [letter for _, letter in _OF_TENSORS]
+        fitting = _ROW_MAJOR if strides[-1] == 1 or shape[-1] == 1 else ""
+        if strides[-2] == 1 or shape[-2] == 1:
+            fitting += _COLUMN_MAJOR
+        elif not fitting and 0 in shape:
+            fitting = _ROW_MAJOR + _COLUMN_MAJOR
         letters.append(fitting)
     return map("".join, product(*letters))
 
 
-_OF_TENSORS = [(mode, letter) for mode, letter in LAYOUT_LETTERS.items() if mode < 0]
+_ROW_MAJOR, _COLUMN_MAJOR = LAYOUT_LETTERS[-1], LAYOUT_LETTERS[-2]
 
 
 def usual_accumulator(dtype: str) -> str:
@@ -251,8 +263,12 @@ def order_for(group: GroupEntry, query: Query) -> tuple[int, ...]:
     """For each operand of a group that serves a query, its position in the query."""
     order = arrangement(operand_names(group), len(query.operands), query.names)
     if isinstance(order, Rejected):
-        raise ValueError(f"{group.name} does not serve the query: {order.reason}")
+        raise _does_not_serve(group, order)
     return order
+
+
+def _does_not_serve(group: GroupEntry, why: Rejected) -> ValueError:
+    return ValueError(f"{group.name} does not serve the query: {why.reason}")
 
 
 def problem_extents(group: GroupEntry, query: Query) -> Extents:
@@ -266,14 +282,17 @@ def problem_extents(group: GroupEntry, query: Query) -> Extents:
 def named_extents(group: GroupEntry, query: Query) -> dict[str, int]:
     """The extents of a query by their names in the constraints of a group that serves it, at least 1."""
     extents: dict[str, int] = {}
-    operands = [query.operands[index] for index in order_for(group, query)]
+    operands = _in_order_of(group, query)
+    if isinstance(operands, Rejected):
+        raise _does_not_serve(group, operands)
     for constraint, operand in zip(group.operands, operands, strict=True):
         if constraint.scale is None:
-            missing = len(constraint.extents) - len(operand.shape)
-            if missing:
+            names, shape = constraint.extents, operand.shape
+            if len(names) != len(shape):
                 # A batch that no operand of the call has is one of 1.
                 extents.setdefault(BATCH, 1)
-            for name, extent in zip(constraint.extents[missing:], operand.shape, strict=True):
+                names = names[len(names) - len(shape) :]
+            for name, extent in zip(names, shape, strict=True):
                 if isinstance(name, str):
                     base, named = (name, extent) if name.isidentifier() else told(name, extent)
                     if named is not None:

@@ -23,10 +23,13 @@ class Values(tuple[tuple[str, DesignValue], ...]):
         return encode([list(item) for item in self]) if self else b""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Values) and self._bytes() == other._bytes()
+        if not isinstance(other, Values):
+            return False
+        # Most have none.
+        return self._bytes() == other._bytes() if self and other else not (self or other)
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        return not self.__eq__(other)
 
     def __hash__(self) -> int:
         return hash(self._bytes())

@@ -1,7 +1,7 @@
 """Whether a kernel supports operands: a pure function of their descriptions, with a reason for a refusal."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import gcd, prod
 from typing import Any, NamedTuple
@@ -374,25 +374,28 @@ def _problem(constraint: OperandConstraint, operand: OperandDescription) -> tupl
 
     The checks of plain tensors, nearly all, are in this function: a first call waits for it.
     """
-    if operand.dtype != constraint.dtype and (problem := _dtype(constraint, operand)):
+    # Unpacked, as looking fields up would take most of the time.
+    _, dtype, extents, contiguous, divisibility, alignment, written, compact, scale, multiples, width = (
+        constraint
+    )
+    found, shape, strides, address, _, is_number = operand
+    if found != dtype and (problem := _dtype(constraint, operand)):
         return 0, problem
-    extents, shape = constraint.extents, operand.shape
-    if not extents or operand.is_number or constraint.scale is not None:
+    if not extents or is_number or scale is not None:
         return _problem_of_others(constraint, operand)
     rank = len(shape)
     if rank != len(extents):
         full = len(extents)
         # The batch cannot be missing where it is the contiguous mode.
-        if not constraint.has_batch or rank == full - 1 < -constraint.contiguous:
+        if not constraint.has_batch or rank == full - 1 < -contiguous:
             return 1, f"expected rank {full}, got shape {shape}"
         if rank != full - 1:
             return 1, f"expected rank {full - 1}, or {full} with the batch first, got shape {shape}"
         extents = extents[1:]
-    strides, contiguous, divisibility = operand.strides, constraint.contiguous, constraint.divisibility
     inner = shape[contiguous]
     if strides[contiguous] != 1 and inner != 1 and 0 not in shape:
         return 2, f"expected {_order(constraint)}, got strides {strides}"
-    if min(shape) < 0 or max(shape) > constraint.max_extent:
+    if min(shape) < 0 or max(shape) >= 1 << width - 1:
         return 3, _out_of_bounds(constraint, operand)
     for mode, name in _not_free(extents):
         if isinstance(name, int):
@@ -402,28 +405,27 @@ def _problem(constraint: OperandConstraint, operand: OperandDescription) -> tupl
             return 3, f"expected an extent of {name}, got {shape[mode]} in shape {shape}"
     if inner % divisibility:
         return 3, f"expected extent {extents[contiguous]} divisible by {divisibility}, got {inner}"
-    if constraint.multiples:
-        multiples = constraint.multiples[-rank:]
-        for name, extent, multiple in zip(extents, shape, multiples, strict=True):
+    if multiples:
+        for name, extent, multiple in zip(extents, shape, multiples[-rank:], strict=True):
             if extent % multiple:
                 return 3, f"expected extent {name} divisible by {multiple}, got {extent}"
     if 0 in shape:
         return 5, ""
-    if constraint.compact and (problem := _gaps(operand, contiguous)):
+    if compact and (problem := _gaps(operand, contiguous)):
         return 4, problem
-    bits = DTYPES[constraint.dtype].bits
-    for mode, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
-        if extent == 1 or mode == rank + contiguous:
+    most = MAX_STRIDE_BYTES * 8 // DTYPES[dtype].bits
+    for mode, stride in enumerate(strides, -rank):
+        if mode == contiguous or shape[mode] == 1:
             continue
-        if stride < 0 or (stride == 0 and constraint.written):
+        if stride < 0 or (stride == 0 and written):
             return 4, f"expected positive strides, got {strides}"
         if stride % divisibility:
             return 4, f"expected strides divisible by {divisibility}, got {strides}"
-        if stride * bits > MAX_STRIDE_BYTES * 8:
+        if stride > most:
             return 4, f"expected strides up to {MAX_STRIDE_BYTES} bytes, got {strides}"
-        if extent * stride > MAX_REACH - divisibility:
+        if shape[mode] * stride > MAX_REACH - divisibility:
             return 4, f"expected an operand within 2^63 elements, got {shape} by {strides}"
-    return 5, _misaligned(constraint, operand)
+    return 5, _misaligned(constraint, operand) if address % alignment else ""
 
 
 def _order(constraint: OperandConstraint) -> str:
@@ -483,15 +485,18 @@ def _misaligned(constraint: OperandConstraint, operand: OperandDescription) -> s
 
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Check that devices and extents of one name are equal, and a batch is in all operands or none."""
-    problem = misplaced([constraint.name for constraint in constraints], operands)
-    if problem:
-        return Rejected(problem, _AGREEMENT)
-    extents: dict[str, tuple[int, str, str]] = {}
+    device = operands[0].device if operands else None
+    alike = len({operand.device for operand in operands}) < 2
+    if not alike or (device is not None and device < 0):
+        problem = misplaced([constraint.name for constraint in constraints], operands)
+        if problem:
+            return Rejected(problem, _AGREEMENT)
+    extents: dict[str, int] = {}
     for constraint, operand in zip(constraints, operands, strict=True):
-        names = constraint.extents
-        if len(operand.shape) < len(names) and names[0] == BATCH:
+        if len(operand.shape) < len(constraint.extents) and constraint.has_batch:
             # A batch that is not there is 1, also for what follows from it.
-            extents[BATCH] = (1, constraint.name, BATCH)
+            extents[BATCH] = 1
+            break
     scaling = []
     quotients = []
     batched: tuple[str, int] | None = None
@@ -499,60 +504,84 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
     for constraint, operand in zip(constraints, operands, strict=True):
         if operand.is_number:
             continue
-        names = constraint.extents
-        missing = len(names) - len(operand.shape)
+        names, shape = constraint.extents, operand.shape
+        missing = len(names) - len(shape)
         if names and names[0] == BATCH:
             batched = batched or (constraint.name, missing)
             if missing != batched[1]:
                 rank = len(names) - batched[1]
                 return Rejected(
                     f"operand `{constraint.name}` is unsupported: expected rank {rank} "
-                    f"as `{batched[0]}` has, got shape {operand.shape}",
+                    f"as `{batched[0]}` has, got shape {shape}",
                     _AGREEMENT,
                 )
-        first = first or (constraint.name, operand.device)
-        if operand.device != first[1]:
-            return Rejected(
-                f"operand `{constraint.name}` is unsupported: expected it to be on {_place(first[1])} as "
-                f"`{first[0]}` is, and it is on {_place(operand.device)}",
-                _AGREEMENT,
-            )
+        if not alike:
+            first = first or (constraint.name, operand.device)
+            if operand.device != first[1]:
+                return Rejected(
+                    f"operand `{constraint.name}` is unsupported: expected it to be on {_place(first[1])} as "
+                    f"`{first[0]}` is, and it is on {_place(operand.device)}",
+                    _AGREEMENT,
+                )
         if constraint.scale is not None:
             scaling.append((constraint, constraint.scale, operand))
             continue
-        for name, extent in zip(names[missing:], operand.shape, strict=True):
+        for name, extent in zip(names[missing:], shape, strict=True):
             if isinstance(name, int):
                 continue
             base, named = (name, extent) if name.isidentifier() else told(name, extent)
             if named is None:
                 quotients.append((constraint.name, name, extent))
-                continue
-            known = extents.setdefault(base, (named, constraint.name, name))
-            if known[0] != named:
-                return _disagreement(constraint.name, name, extent, *known)
+            elif extents.setdefault(base, named) != named:
+                return _disagreement(constraint.name, name, extent, base, constraints, operands)
     for operand_name, name, extent in quotients:
         # Some operand tells the named extent (``check_operands``), perhaps a later one.
         quotient = _relation(name)
-        known = extents[quotient.name]
-        if quotient.of(known[0]) != extent:
-            return _disagreement(operand_name, name, extent, *known)
+        if quotient.of(extents[quotient.name]) != extent:
+            return _disagreement(operand_name, name, extent, quotient.name, constraints, operands)
     for constraint, scale, operand in scaling:
-        shape = _shape_of(scale.of, constraints, operands)
-        if problem := _scale_count(constraint.dtype, scale, operand, shape):
+        of_scaled = _shape_of(scale.of, constraints, operands)
+        if problem := _scale_count(constraint.dtype, scale, operand, of_scaled):
             return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", _AGREEMENT + 1)
     return ACCEPTED
 
 
-def _disagreement(operand: str, name: str, extent: int, known: int, owner: str, there: str) -> Rejected:
-    """The refusal of an extent, since ``owner`` has an extent ``there`` that tells another named one."""
+def _disagreement(
+    refused: str,
+    name: str,
+    extent: int,
+    base: str,
+    constraints: Sequence[OperandConstraint],
+    operands: Sequence[OperandDescription],
+) -> Rejected:
+    """The refusal of an operand's extent, since another operand tells another named extent ``base``."""
+    owner, there, known = next(_telling(base, constraints, operands))
     why = f" as `{owner}` has"
     if there != name:
         why = f", since `{owner}` has {there} = {_relation(there).of(known)}"
     return Rejected(
-        f"operand `{operand}` is unsupported: expected extent {name} = "
+        f"operand `{refused}` is unsupported: expected extent {name} = "
         f"{_relation(name).of(known)}{why}, got {extent}",
         _AGREEMENT + 1,
     )
+
+
+def _telling(
+    base: str, constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]
+) -> Iterator[tuple[str, str, int]]:
+    """Each operand that tells a named extent: its name, its extent as it is written, and the named one."""
+    pairs = list(zip(constraints, operands, strict=True))
+    for constraint, operand in pairs:
+        if base == BATCH and constraint.has_batch and len(operand.shape) < len(constraint.extents):
+            yield constraint.name, BATCH, 1
+    for constraint, operand in pairs:
+        if constraint.scale is None:
+            names = constraint.extents[len(constraint.extents) - len(operand.shape) :]
+            for text, extent in zip(names, operand.shape, strict=True):
+                if isinstance(text, str):
+                    found, named = told(text, extent)
+                    if found == base and named is not None:
+                        yield constraint.name, text, named
 
 
 def _place(device: int | None) -> str:

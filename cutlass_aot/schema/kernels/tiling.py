@@ -130,6 +130,12 @@ class Traffic(NamedTuple):
         return self.a > 0 and self.b > 0
 
 
+def are_of_gemm(operands: Sequence["OperandConstraint"]) -> bool:
+    """:attr:`Traffic.of_gemm` of operands."""
+    matrices = [operand.extents[-2:] for operand in operands if operand.scale is None]
+    return ("M", "K") in matrices and ("K", "N") in matrices
+
+
 def _count(value: object, otherwise: int) -> int:
     """A number of something that a kernel has, if it is one."""
     return value if type(value) is int and 1 <= value <= _MOST else otherwise

@@ -15,7 +15,7 @@ from cutlass_aot.schema.codec import check_lines, from_plain, row
 from cutlass_aot.schema.encoding import MALFORMED, seal, shown, unseal
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.operands import extent_names
-from cutlass_aot.schema.kernels.tiling import Traffic
+from cutlass_aot.schema.kernels.tiling import are_of_gemm
 from cutlass_aot.schema.tuning.costs import FORMULA, MAX_FORMULA, Costs, Machine, check_costs
 
 RANKING_KIND = "cutlass-aot ranking"
@@ -97,7 +97,7 @@ def problem_names(operands: Sequence[OperandConstraint]) -> tuple[str, ...]:
 
     They are those of a GEMM where the cost model knows the operands as those of one.
     """
-    return GEMM_NAMES if Traffic.of(operands).of_gemm else tuple(extent_names(operands)[:MOST_NAMES])
+    return GEMM_NAMES if are_of_gemm(operands) else tuple(extent_names(operands)[:MOST_NAMES])
 
 
 def problem_of(operands: Sequence[OperandConstraint], extents: Mapping[str, int]) -> Extents:
@@ -106,7 +106,7 @@ def problem_of(operands: Sequence[OperandConstraint], extents: Mapping[str, int]
     Whoever measures and whoever looks up a time asks here. A name of a GEMM that the operands do not have is
     1.
     """
-    if Traffic.of(operands).of_gemm:
+    if are_of_gemm(operands):
         return Extents(*map(extents.get, GEMM_NAMES, repeat(1)))
     return OwnExtents.of({name: extents[name] for name in extent_names(operands)})
 
