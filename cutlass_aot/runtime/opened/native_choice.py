@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
-from struct import pack
 from typing import Any
 
 from cutlass_aot.runtime.launching import native
@@ -43,7 +43,7 @@ def make(
     """
     return select(
         candidates.table.rows,
-        _doubles(chain.from_iterable(sorted(candidates.clusters(machine.sm_count).items()))),
+        _doubles(chain.from_iterable(candidates.clusters(machine.sm_count).items())),
         _doubles(
             (*constants.costs, *constants[1:])
             if isinstance(constants, Derivation)
@@ -51,33 +51,35 @@ def make(
         ),
         _doubles(candidates.traffic[:3]),
         _integers(chain.from_iterable(measured)),
-        _integers(chain.from_iterable(map(_rule, operands))) if is_plain(operands) else b"",
+        _integers(_rules(operands)),
         ordinal,
     )
 
 
 def is_plain(operands: Sequence[OperandConstraint]) -> bool:
     """Whether operands are those of a GEMM on whole matrices of elements of whole bytes, and nothing else."""
-    return tuple(operand.extents for operand in operands) == _GEMM and all(
-        operand.scale is None
-        and not operand.compact
-        and not operand.multiples
-        and not DTYPES[operand.dtype].reads
-        and DTYPES[operand.dtype].bits % 8 == 0
-        for operand in operands
-    )
+    return bool(_rules(operands))
 
 
-def _rule(operand: OperandConstraint) -> tuple[int, ...]:
-    code, bits = DTYPES[operand.dtype].dlpack
-    return code, bits, -operand.contiguous, operand.divisibility, operand.alignment
+def _rules(operands: Sequence[OperandConstraint]) -> list[int]:
+    """What native code has to know of each operand; nothing if they are not plain (:func:`is_plain`)."""
+    rules: list[int] = []
+    if len(operands) != len(_GEMM):
+        return rules
+    for operand, expected in zip(operands, _GEMM, strict=True):
+        _, dtype, extents, contiguous, divisibility, alignment, _, compact, scale, multiples, _ = operand
+        if extents != expected or compact or multiples or scale is not None:
+            return []
+        _, bits, (code, _), _, _, _, reads = DTYPES[dtype]
+        if reads or bits % 8:
+            return []
+        rules += (code, bits, -contiguous, divisibility, alignment)
+    return rules
 
 
 def _doubles(numbers: Iterable[float]) -> bytes:
-    found = tuple(numbers)
-    return pack(f"={len(found)}d", *found)
+    return array("d", numbers).tobytes()
 
 
 def _integers(numbers: Iterable[int]) -> bytes:
-    found = tuple(numbers)
-    return pack(f"={len(found)}q", *found)
+    return array("q", numbers).tobytes()

@@ -209,9 +209,7 @@ class Candidates:
         self._digest = digest
         self._digests: tuple[str, ...] | None = None
         self._tilings: tuple[Tiling, ...] | None = None
-        blocks, active = table.column("blocks"), table.column("active_clusters")
-        # Blocks of a cluster to the number of such clusters that run at once, as compiled into some kernels.
-        self._known_clusters = {size: count for size, count in zip(blocks, active, strict=True) if count}
+        self._clusters: frozenset[tuple[int, int]] | None = None
         self._derived: dict[Machine, list[Costs]] = {}
 
     @classmethod
@@ -238,7 +236,7 @@ class Candidates:
 
     def digest(self, number: int) -> str:
         """One of :attr:`digests`."""
-        return self._digest(self.table.column("position")[number])
+        return self._digest(self.table.position(number))
 
     @property
     def tilings(self) -> tuple[Tiling, ...]:
@@ -254,8 +252,12 @@ class Candidates:
 
     def clusters(self, sm_count: int) -> Mapping[int, int]:
         """How many clusters run at once, by their size."""
-        sizes = frozenset(self.table.column("blocks"))
-        return _clusters(sizes, tuple(self._known_clusters.items()), sm_count)
+        if self._clusters is None:
+            table = self.table
+            self._clusters = frozenset(
+                zip(table.column("blocks"), table.column("active_clusters"), strict=True)
+            )
+        return _clusters(self._clusters, sm_count)
 
     def derivation(self, machine: Machine) -> Derivation:
         """How constants of kernels are derived of which nothing was measured."""
@@ -280,8 +282,13 @@ def places(tiling: Tiling, clusters: Mapping[int, int]) -> int:
 
 
 @lru_cache(maxsize=256)
-def _clusters(sizes: frozenset[int], known: tuple[tuple[int, int], ...], sm_count: int) -> Mapping[int, int]:
-    return {size: clusters_at_once(size, dict(known), sm_count) for size in sizes}
+def _clusters(compiled: frozenset[tuple[int, int]], sm_count: int) -> Mapping[int, int]:
+    """Sizes of clusters, as blocks, to how many run at once.
+
+    ``compiled`` has each size with the numbers that kernels have compiled in, 0 for none.
+    """
+    known = {size: count for size, count in sorted(compiled) if count}
+    return {size: clusters_at_once(size, known, sm_count) for size in sorted({size for size, _ in compiled})}
 
 
 def clusters_at_once(blocks: int, known: Mapping[int, int], sm_count: int) -> int:

@@ -132,6 +132,8 @@ class KnownSpeeds(NamedTuple):
         """The fitted cost model to use: of this GPU model, or else of the most similar; None if none was."""
         if self.measured is not None and self.measured.machine is not None:
             return self.measured
+        if not self.elsewhere:
+            return None
         found = [
             (_distance(ranking.machine, machine), ranking)
             for read in self.elsewhere.values()

@@ -39,10 +39,10 @@ class TilingTable:
             self._numbers.byteswap()
         positions = self.column("position")
         # Rows of another width come out here, too.
-        if len(self._numbers) % _WIDTH or sorted(positions) != list(range(len(positions))):
+        if len(self._numbers) % _WIDTH or set(positions) != set(range(len(positions))):
             raise ValueError(f"the tilings of {len(positions)} kernels are not one row of each")
         if rows and (
-            any(0 in self._numbers[place::_WIDTH] for place in _POSITIVE)
+            not all(map(all, (self._numbers[place::_WIDTH] for place in _POSITIVE)))
             or max(self.column("kind")) >= len(self.kinds)
         ):
             raise ValueError("an impossible tiling")
@@ -71,6 +71,10 @@ class TilingTable:
     def column(self, name: str) -> Sequence[int]:
         """``position``, or a number of the tilings, of each row."""
         return self._numbers[_PLACES[name] :: _WIDTH]
+
+    def position(self, row: int) -> int:
+        """The kernel's position in the group's index, of one row."""
+        return self._numbers[row * _WIDTH]
 
     def tilings(self) -> tuple[Tiling, ...]:
         """The tiling of each row."""
