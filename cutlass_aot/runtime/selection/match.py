@@ -10,7 +10,7 @@ from cutlass_aot.errors import KernelNotFound, MisplacedOperand, OperandError
 from cutlass_aot.runtime.selection.query import Query
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
 from cutlass_aot.schema.kernels.accumulation import FAST
-from cutlass_aot.schema.kernels.constraints import BATCH, LAYOUT_LETTERS
+from cutlass_aot.schema.kernels.constraints import BATCH, LAYOUT_LETTERS, are_plain_gemm
 from cutlass_aot.schema.kernels.operands import (
     ACCEPTED,
     OperandDescription,
@@ -276,6 +276,11 @@ def problem_extents(group: GroupEntry, query: Query) -> Extents:
 
     Extents of 0 count as 1: no kernel is launched then, and any may be chosen.
     """
+    if not query.names and are_plain_gemm(group.operands):
+        # By their places, which for nearly all calls saves looking at every extent of every operand.
+        a, b, _ = query.operands
+        batch = a.shape[0] if len(a.shape) > 2 else 1
+        return Extents(batch or 1, a.shape[-2] or 1, b.shape[-1] or 1, a.shape[-1] or 1)
     return problem_of(group.operands, named_extents(group, query))
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 from cutlass_aot.schema.codec import OMIT, Check, row
@@ -261,6 +262,9 @@ def _is_extent(extent: str | int) -> bool:
     return extent.isidentifier() or str(extent_of(extent)) == extent
 
 
+_extents_and_bits = attrgetter("extents", "extent_bits")
+
+
 @lru_cache(maxsize=256)
 def _check_extents(operands: tuple[tuple[tuple[str | int, ...], int], ...]) -> None:
     """Refuse too many relations, an extent of two widths, and a quotient of an extent that none tells.
@@ -290,18 +294,27 @@ def check_operands(operands: tuple[OperandConstraint, ...]) -> None:
     Names are different, an extent has one width, that of a quotient is told by another, and what scale
     factors scale is there.
     """
-    extents = {operand.name: operand.extents for operand in operands}
+    names = {operand.name for operand in operands}
     # No operands at all are allowed: a program's kernel has none, as its compiled code checks the arguments.
-    if len(operands) > MAX_OPERANDS or len(extents) != len(operands):
+    if len(operands) > MAX_OPERANDS or len(names) != len(operands):
         raise ValueError(f"expected at most {MAX_OPERANDS} operands of different names, got {len(operands)}")
-    _check_extents(tuple((operand.extents, operand.extent_bits) for operand in operands))
+    _check_extents(tuple(map(_extents_and_bits, operands)))
     for operand in operands:
         scale = operand.scale
-        scaled = extents.get(scale.of, ()) if scale is not None else ()
-        if scale is not None and (scale.along not in scaled or scaled == ANY_SHAPE):
-            raise ValueError(
-                f"operand {operand.name!r} scales {scale.of!r} along {scale.along}: there is none"
-            )
+        if scale is not None:
+            scaled = next((other.extents for other in operands if other.name == scale.of), ())
+            if scale.along not in scaled or scaled == ANY_SHAPE:
+                raise ValueError(
+                    f"operand {operand.name!r} scales {scale.of!r} along {scale.along}: there is none"
+                )
+
+
+_PLAIN_GEMM = [(BATCH, "M", "K"), (BATCH, "K", "N"), (BATCH, "M", "N")]
+
+
+def are_plain_gemm(operands: Sequence[OperandConstraint]) -> bool:
+    """Whether operands have the extents of A, B and the output of a GEMM, and there are no others."""
+    return [operand.extents for operand in operands] == _PLAIN_GEMM
 
 
 Operands = Annotated[tuple[OperandConstraint, ...], Check(check_operands)]

@@ -14,6 +14,7 @@ from cutlass_aot.schema.kernels.constraints import (
     Extent,
     OperandConstraint,
     Scale,
+    are_plain_gemm,
     extent_of,
 )
 from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
@@ -387,7 +388,7 @@ def _problem(constraint: OperandConstraint, operand: OperandDescription) -> tupl
     if rank != len(extents):
         full = len(extents)
         # The batch cannot be missing where it is the contiguous mode.
-        if not constraint.has_batch or rank == full - 1 < -contiguous:
+        if extents[0] != BATCH or rank == full - 1 < -contiguous:
             return 1, f"expected rank {full}, got shape {shape}"
         if rank != full - 1:
             return 1, f"expected rank {full - 1}, or {full} with the batch first, got shape {shape}"
@@ -485,6 +486,9 @@ def _misaligned(constraint: OperandConstraint, operand: OperandDescription) -> s
 
 def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[OperandDescription]) -> Verdict:
     """Check that devices and extents of one name are equal, and a batch is in all operands or none."""
+    if are_plain_gemm(constraints) and _agree_as_gemm(*operands):
+        # As nearly all calls do; else the reason is found below.
+        return ACCEPTED
     device = operands[0].device if operands else None
     alike = len({operand.device for operand in operands}) < 2
     if not alike or (device is not None and device < 0):
@@ -544,6 +548,18 @@ def _agreement(constraints: Sequence[OperandConstraint], operands: Sequence[Oper
         if problem := _scale_count(constraint.dtype, scale, operand, of_scaled):
             return Rejected(f"operand `{constraint.name}` is unsupported: {problem}", _AGREEMENT + 1)
     return ACCEPTED
+
+
+def _agree_as_gemm(a: OperandDescription, b: OperandDescription, out: OperandDescription) -> bool:
+    """Whether matrices, or batches of them, are A, B and the output of one GEMM, on one device or on none."""
+    return (
+        a.shape[:-1] == out.shape[:-1]
+        and a.shape[:-2] == b.shape[:-2]
+        and a.shape[-1] == b.shape[-2]
+        and b.shape[-1] == out.shape[-1]
+        and a.device == b.device == out.device
+        and (a.device is None or a.device >= 0)
+    )
 
 
 def _disagreement(
