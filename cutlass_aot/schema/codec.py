@@ -34,10 +34,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_type_hints
 
-import msgpack
-
 from cutlass_aot.errors import CorruptFile
-from cutlass_aot.schema.encoding import MALFORMED, is_digest, shown, without_header
+from cutlass_aot.schema.encoding import MALFORMED, decode, encode, is_digest, shown, without_header
 
 T = TypeVar("T")
 
@@ -97,6 +95,10 @@ class Check:
 
 OMIT = object()
 """Leaves a field out if it has its default."""
+
+SHARED = object()
+"""Stores a value as bytes, encoded for itself, so that equal ones, which many records have in common, are
+decoded and checked once. It is not None, and never changed."""
 
 
 def within(least: float, most: float) -> Check:
@@ -255,20 +257,26 @@ def _is_class_with_fields(annotation: Any) -> bool:
 
 
 def _annotated(annotation: Any, notes: tuple[Any, ...]) -> Codec:
-    codec, tests = None, []
+    codec, tests, shared = None, [], False
     for note in notes:
         if isinstance(note, Check):
             tests.append(note.test)
         elif isinstance(note, Form):
             codec = note.codec(annotation)
+        elif note is SHARED:
+            shared = True
     if codec is None:
         codec = codec_of(annotation)
-    if not tests:
-        return codec
-    read_value = codec.read
+    if tests:
+        codec = _tested(codec, tests)
+    return _shared(codec) if shared else codec
+
+
+def _tested(codec: Codec, tests: list[Callable[[Any], object]]) -> Codec:
+    read_value, same = codec.read, codec.same
 
     def read(data: Any, what: str) -> Any:
-        value = read_value(data, what)
+        value = data if type(data) is same else read_value(data, what)
         for test in tests:
             test(value)
         return value
@@ -580,25 +588,21 @@ AS_ROW = Form(lambda annotation: _row(annotation))
 _MOST_SHARED, _MOST_SHARED_BYTES = 4096, 1024
 
 
-def _shared(annotation: Any) -> Codec:
-    codec = codec_of(annotation)
+def _shared(codec: Codec) -> Codec:
     kept: dict[bytes, Any] = {}
 
     def read(data: Any, what: str) -> Any:
-        # Equal bytes are of equal data, also in types: 1 and True are equal, and have different ones.
-        key: bytes = msgpack.packb(data)
-        value = kept.get(key)
+        if type(data) is not bytes:
+            raise _unexpected(data, _NAMES[bytes])
+        value = kept.get(data)
         if value is None:
-            value = codec.read(data, what)
-            if len(kept) < _MOST_SHARED and len(key) <= _MOST_SHARED_BYTES:
-                kept[key] = value
+            value = codec.read(decode(data, what), what)
+            if len(kept) < _MOST_SHARED and len(data) <= _MOST_SHARED_BYTES:
+                kept[data] = value
         return value
 
-    return Codec(read, codec.write, codec.plain)
+    return Codec(read, lambda value: encode(codec.to_plain(value)), (bytes,))
 
-
-SHARED = Form(_shared)
-"""Reads equal data once, as values that many records have in common; they are not None, and never changed."""
 
 AS_FILE = Form(lambda annotation: Codec(annotation.from_bytes, annotation.to_bytes, (bytes,)))
 """Stores a record as the bytes that its ``to_bytes`` gives and its ``from_bytes`` reads."""

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -78,7 +78,7 @@ def decode(data: bytes, what: str) -> Any:
     """Decode one complete msgpack value of untrusted origin; length fields are bounded by the data's size."""
     bound = min(len(data), MAX_ITEMS)
     # Only then can there be more.
-    hooks: dict[str, Any] = {} if len(data) <= MAX_CONTAINERS else _counting_hooks()
+    hook = _counting_hook() if len(data) > MAX_CONTAINERS else None
     try:
         return msgpack.unpackb(
             data,
@@ -90,7 +90,8 @@ def decode(data: bytes, what: str) -> Any:
             max_array_len=bound,
             max_map_len=bound,
             max_ext_len=0,
-            **hooks,
+            list_hook=hook,
+            object_hook=hook,
         )
     except (ValueError, msgpack.UnpackException, UnicodeDecodeError, RecursionError) as error:
         raise CorruptFile(
@@ -104,8 +105,8 @@ def decode(data: bytes, what: str) -> Any:
         ) from None
 
 
-def _counting_hooks() -> dict[str, Any]:
-    """Arguments of msgpack's reader that have it refuse more than :data:`MAX_CONTAINERS` lists and maps."""
+def _counting_hook() -> Callable[[Any], Any]:
+    """A hook that has msgpack's reader refuse more than :data:`MAX_CONTAINERS` lists and maps."""
     left = MAX_CONTAINERS
 
     def seen(value: Any) -> Any:
@@ -115,7 +116,7 @@ def _counting_hooks() -> dict[str, Any]:
             raise ValueError(f"more than {MAX_CONTAINERS} lists and maps")
         return value
 
-    return {"list_hook": seen, "object_hook": seen}
+    return seen
 
 
 def decode_json(data: bytes, what: str, advice: str = "build or fetch it again") -> Any:

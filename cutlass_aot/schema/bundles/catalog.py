@@ -17,7 +17,8 @@ A file of GPU code has the kernels' fat binaries one after the other, equal ones
 each library is one zstd frame (RFC 8878).
 
 Groups are stored by signature (operation, element types, layouts and target), each encoded separately:
-opening a bundle decodes none of them, and a look-up decodes those of one signature.
+opening a bundle decodes none of them, and a look-up decodes those of one signature. Within a group, what
+others have too (an operand, code, libraries) is encoded separately again, and equal bytes are decoded once.
 """
 
 import math
@@ -28,6 +29,7 @@ from typing import Annotated, Any, NamedTuple
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.codec import (
     AS_MAP,
+    OMIT,
     SHARED,
     Check,
     Codec,
@@ -43,11 +45,11 @@ from cutlass_aot.schema.codec import (
 )
 from cutlass_aot.schema.encoding import decode, encode, seal, shown, unseal
 from cutlass_aot.schema.kernels.accumulation import Accumulation
-from cutlass_aot.schema.kernels.constraints import OperandConstraint, check_operands
+from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint, check_operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 12
+SCHEMA = 13
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30
@@ -84,6 +86,9 @@ FileName = Annotated[
 ]
 
 
+_LEADING_OUT = frozenset(("", ".", ".."))
+
+
 def check_relative(path: str) -> None:
     """Refuse a path that could lead out of a bundle.
 
@@ -93,7 +98,7 @@ def check_relative(path: str) -> None:
     if len(path) > MAX_PATH:
         raise CorruptFile(f"path {path[:64]!r}... has {len(path)} characters, expected at most {MAX_PATH}")
     parts = path.split("/")
-    if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
+    if not path.isprintable() or "\\" in path or not _LEADING_OUT.isdisjoint(parts):
         raise CorruptFile(f"path {path!r} leads out of the bundle")
 
 
@@ -154,11 +159,11 @@ class GroupEntry(NamedTuple):
     child: FileReference
     code: Annotated[FileReference, SHARED]
     libraries: Annotated[Mapping[str, tuple[FileReference, ...]], SHARED, Check(_check_libraries)]
-    rankings: tuple[RankingReference, ...] = ()
-    parameters: Annotated[Values, AS_MAP] = NO_VALUES
-    requests: FileReference | None = None
-    cost: str = ""
-    accumulation: Accumulation = ""
+    rankings: Annotated[tuple[RankingReference, ...], OMIT] = ()
+    parameters: Annotated[Values, AS_MAP, OMIT] = NO_VALUES
+    requests: Annotated[FileReference | None, OMIT] = None
+    cost: Annotated[str, OMIT] = ""
+    accumulation: Annotated[Accumulation, OMIT] = ""
 
     @property
     def files(self) -> tuple[FileReference, ...]:
@@ -175,12 +180,13 @@ class GroupEntry(NamedTuple):
     @property
     def layouts(self) -> str:
         """Layout letters of the operands in order, such as ``tnt``."""
-        return "".join(operand.layout for operand in self.operands)
+        return "".join([LAYOUT_LETTERS[operand.contiguous] for operand in self.operands])
 
     def validate(self) -> None:
         """Refuse a group that neither operands nor requests can find, and names that are none."""
         check_lines(self.operation, self.accumulator, self.target, self.cost)
-        check_lines(*(text for pair in self.parameters for text in pair if isinstance(text, str)))
+        for pair in self.parameters:
+            check_lines(*(text for text in pair if isinstance(text, str)))
         if not self.operands and self.requests is None:
             raise ValueError("a group that neither operands nor requests find")
 

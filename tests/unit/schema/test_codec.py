@@ -360,7 +360,27 @@ def test_equal_values_that_are_shared_are_read_once() -> None:
 
 
 def test_what_is_shared_is_as_strict_as_all_else() -> None:
-    assert from_plain(Sharing, {"point": [1, 2]}, "it").point == Point(1, 2)
+    assert from_plain(Sharing, {"point": encode([1, 2])}, "it").point == Point(1, 2)
     for strange in ([True, 2], [1.0, 2], [1, 20], [1], None):
         with pytest.raises(CorruptFile, match=r"it is malformed: point"):
+            from_plain(Sharing, {"point": encode(strange)}, "it")
+    for strange in ([1, 2], None, "text"):
+        with pytest.raises(CorruptFile, match=r"it is malformed: point: found .*, expected bytes"):
             from_plain(Sharing, {"point": strange}, "it")
+    for strange in (b"", encode([1, 2])[:-1], encode([1, 2]) + b"\0"):
+        with pytest.raises(CorruptFile, match=r"it is not readable msgpack"):
+            from_plain(Sharing, {"point": strange}, "it")
+
+
+SEEN: list[float] = []
+"""What was checked."""
+
+
+class CheckedSharing(NamedTuple):
+    number: Annotated[float, SHARED, Check(SEEN.append)]
+
+
+def test_what_is_shared_is_checked_once() -> None:
+    for _ in range(2):
+        assert from_plain(CheckedSharing, {"number": encode(0.123)}, "it").number == 0.123
+    assert SEEN == [0.123]
