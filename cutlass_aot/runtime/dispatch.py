@@ -220,7 +220,7 @@ class Dispatcher:
         if choice is None or (self._gradients() and requires_gradient(operands)):
             return False
         number: int = choice.function(*operands)
-        kernel = choice.kernels[number] if number >= 0 else None
+        kernel = choice.kernel(number) if number >= 0 else None
         if kernel is None or kernel.workspace_bytes:
             return False
         kernel.launch(*operands)

@@ -233,12 +233,12 @@ class NativeChoice(NamedTuple):
     Attributes:
         function: takes the three operands; returns the number of the kernel, or -1 if :class:`Finder` has to
             decide.
-        kernels: by number.
+        kernel: gives the kernel of a number.
         ordinal: the GPU's.
     """
 
     function: Any
-    kernels: tuple[KernelHandle, ...]
+    kernel: Callable[[int], KernelHandle]
     ordinal: int
 
 
@@ -392,9 +392,8 @@ class Finder:
             # Their author's formula chooses, which native code does not know.
             return None
         function = serving.function(launcher, ordinal, candidates, constants, machine)
-        handles = self.handles(entries[0])
-        kernels = tuple(handles[position] for position in candidates.table.column("position"))
-        return NativeChoice(function, kernels, ordinal)
+        handles, position = self.handles(entries[0]), candidates.table.position
+        return NativeChoice(function, lambda number: handles[position(number)], ordinal)
 
     def _matches(
         self, call: PreparedCall, target: str | None, gpu: str | None, *, first: bool = False

@@ -6,17 +6,20 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
+from struct import Struct
 from typing import Any
 
+from cutlass_aot.errors import CorruptFile
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.selection.cost_model import Candidates
-from cutlass_aot.schema.kernels.constraints import OperandConstraint
+from cutlass_aot.schema.kernels.constraints import OperandConstraint, are_plain_gemm
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
 from cutlass_aot.schema.tuning.ranking import Extents
 
-_GEMM = (("L", "M", "K"), ("L", "K", "N"), ("L", "M", "N"))
+_DERIVATION, _TRAFFIC, _RULES = Struct("=15d"), Struct("=3d"), Struct("=15q")
+"""What ``builder/native/select.c`` takes of each, where its number is known."""
 
 
 @lru_cache(maxsize=16)
@@ -41,19 +44,23 @@ def make(
     was ``measured``. ``select`` is the launcher's function of that name, ``operands`` are the kernels'
     constraints, ``ordinal`` is the GPU's.
     """
-    return select(
-        candidates.table.rows,
-        _doubles(chain.from_iterable(candidates.clusters(machine.sm_count).items())),
-        _doubles(
-            (*constants.costs, *constants[1:])
-            if isinstance(constants, Derivation)
-            else chain.from_iterable(constants)
-        ),
-        _doubles(candidates.traffic[:3]),
-        _integers(chain.from_iterable(measured)),
-        _integers(_rules(operands)),
-        ordinal,
-    )
+    if isinstance(constants, Derivation):
+        costs = _DERIVATION.pack(*constants.costs, *constants[1:])
+    else:
+        costs = array("d", chain.from_iterable(constants)).tobytes()
+    try:
+        return select(
+            candidates.table.rows,
+            array("d", chain.from_iterable(candidates.clusters(machine.sm_count).items())).tobytes(),
+            costs,
+            _TRAFFIC.pack(*candidates.traffic[:3]),
+            array("q", chain.from_iterable(measured)).tobytes(),
+            _rules(operands),
+            ordinal,
+        )
+    except ValueError as error:
+        # Native code alone has checked the tilings.
+        raise CorruptFile(f"kernels cannot be chosen among ({error}): build the bundle again") from None
 
 
 def is_plain(operands: Sequence[OperandConstraint]) -> bool:
@@ -61,25 +68,17 @@ def is_plain(operands: Sequence[OperandConstraint]) -> bool:
     return bool(_rules(operands))
 
 
-def _rules(operands: Sequence[OperandConstraint]) -> list[int]:
+def _rules(operands: Sequence[OperandConstraint]) -> bytes:
     """What native code has to know of each operand; nothing if they are not plain (:func:`is_plain`)."""
+    if not are_plain_gemm(operands):
+        return b""
     rules: list[int] = []
-    if len(operands) != len(_GEMM):
-        return rules
-    for operand, expected in zip(operands, _GEMM, strict=True):
-        _, dtype, extents, contiguous, divisibility, alignment, _, compact, scale, multiples, _ = operand
-        if extents != expected or compact or multiples or scale is not None:
-            return []
+    for operand in operands:
+        _, dtype, _, contiguous, divisibility, alignment, _, compact, scale, multiples, _ = operand
+        if compact or multiples or scale is not None:
+            return b""
         _, bits, (code, _), _, _, _, reads = DTYPES[dtype]
         if reads or bits % 8:
-            return []
+            return b""
         rules += (code, bits, -contiguous, divisibility, alignment)
-    return rules
-
-
-def _doubles(numbers: Iterable[float]) -> bytes:
-    return array("d", numbers).tobytes()
-
-
-def _integers(numbers: Iterable[int]) -> bytes:
-    return array("q", numbers).tobytes()
+    return _RULES.pack(*rules)

@@ -253,10 +253,7 @@ class Candidates:
     def clusters(self, sm_count: int) -> Mapping[int, int]:
         """How many clusters run at once, by their size."""
         if self._clusters is None:
-            table = self.table
-            self._clusters = frozenset(
-                zip(table.column("blocks"), table.column("active_clusters"), strict=True)
-            )
+            self._clusters = self.table.clusters()
         return _clusters(self._clusters, sm_count)
 
     def derivation(self, machine: Machine) -> Derivation:

@@ -89,16 +89,20 @@ class GroupIndex(Rows[_Row, KernelEntry]):
     def __init__(self, group: GroupEntry, body: Any, what: str) -> None:
         self._group = group
         self._launch_facts: dict[int, LaunchFacts] = {}
+        # Decoded when a kernel's record is needed.
+        self._names: tuple[str, ...] | None = None
+        self._provenance: dict[int, Mapping[str, str]] = {}
         try:
-            self._design_names = tuple(str(name) for name in body["design"])
-            self._provenance = [{str(k): str(v) for k, v in item.items()} for item in body["provenance"]]
-            check_lines(*self._design_names)
-            check_lines(*(text for item in self._provenance for pair in item.items() for text in pair))
-            self.tilings = TilingTable(body["tilings"], [str(kind) for kind in body["kinds"]])
+            self._plain_names: list[Any] = body["design"]
+            self._plain_provenance: list[Any] = body["provenance"]
+            if not isinstance(self._plain_names, list) or not isinstance(self._plain_provenance, list):
+                raise TypeError("expected lists")
+            kinds = map(str, body["kinds"])
+            self.tilings = TilingTable(body["tilings"], tuple(kinds), what)
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None
         super().__init__(body, _Row, what)
-        if len(self.tilings.column("position")) != len(self):
+        if len(self.tilings) != len(self):
             raise CorruptFile(f"{what} is malformed: it does not have one tiling a kernel")
 
     def design(self, position: int) -> dict[str, DesignValue]:
@@ -108,11 +112,27 @@ class GroupIndex(Rows[_Row, KernelEntry]):
             check_lines(*(value for value in values if isinstance(value, str)))
             return {
                 name: tuple(value) if isinstance(value, list) else value
-                for name, value in zip(self._design_names, values, strict=True)
+                for name, value in zip(self._design_names(), values, strict=True)
                 if value is not None
             }
         except MALFORMED as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+
+    def _design_names(self) -> tuple[str, ...]:
+        if self._names is None:
+            names = tuple(map(str, self._plain_names))
+            check_lines(*names)
+            self._names = names
+        return self._names
+
+    def _provenance_at(self, position: int) -> Mapping[str, str]:
+        """What built some kernels; equal ones are one object."""
+        found = self._provenance.get(position)
+        if found is None:
+            found = {str(key): str(text) for key, text in self._plain_provenance[position].items()}
+            check_lines(*found, *found.values())
+            self._provenance[position] = found
+        return found
 
     def launch_facts(self, position: int) -> LaunchFacts:
         """What a launch of a kernel needs; decoded once."""
@@ -134,8 +154,8 @@ class GroupIndex(Rows[_Row, KernelEntry]):
         libraries = min(map(len, self._group.libraries.values()), default=1)
         if not 0 <= library < libraries:
             raise ValueError(f"library {library} of {libraries}")
-        if not 0 <= provenance < len(self._provenance):
-            raise ValueError(f"provenance {provenance} of {len(self._provenance)}")
+        if not 0 <= provenance < len(self._plain_provenance):
+            raise ValueError(f"provenance {provenance} of {len(self._plain_provenance)}")
         if code.offset + code.size > MAX_FILE_BYTES:
             raise ValueError(f"impossible GPU code: {code.size} bytes at {code.offset}")
 
@@ -162,7 +182,7 @@ class GroupIndex(Rows[_Row, KernelEntry]):
             cost=group.cost,
             digest=self.digest(position),
         )
-        return KernelEntry(kernel, sha256, facts, self._provenance[provenance], code, library)
+        return KernelEntry(kernel, sha256, facts, self._provenance_at(provenance), code, library)
 
 
 def group_to_bytes(entries: Sequence[KernelEntry]) -> bytes:

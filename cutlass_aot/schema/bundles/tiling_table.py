@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
+from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.kernels.tiling import Tiling
 
 _COLUMNS = ("position", *Tiling._fields)
@@ -19,33 +20,47 @@ _MOST = (1 << 32) - 1
 
 
 class TilingTable:
-    """A table of tilings.
+    """A table of tilings, checked when Python first reads it: native code checks what it reads itself.
 
     Args:
         rows: its bytes.
         kinds: each :attr:`.Tiling.kind` once.
+        what: names the table in errors.
 
     Raises:
-        ValueError: if they cannot be those of :meth:`of`.
+        ValueError: if there are not whole rows; CorruptFile, when they are read, if they cannot be those of
+            :meth:`of`.
     """
 
-    def __init__(self, rows: bytes, kinds: Sequence[str]) -> None:
+    def __init__(self, rows: bytes, kinds: Sequence[str], what: str = "a table of tilings") -> None:
         if not isinstance(rows, bytes):
             raise TypeError("expected bytes")
         self.rows = rows
         self.kinds = tuple(kinds)
+        self._what = what
+        self._checked = False
         self._numbers = array("I", rows)
         if sys.byteorder == "big":
             self._numbers.byteswap()
-        positions = self.column("position")
-        # Rows of another width come out here, too.
-        if len(self._numbers) % _WIDTH or set(positions) != set(range(len(positions))):
-            raise ValueError(f"the tilings of {len(positions)} kernels are not one row of each")
-        if rows and (
-            not all(map(all, (self._numbers[place::_WIDTH] for place in _POSITIVE)))
-            or max(self.column("kind")) >= len(self.kinds)
-        ):
-            raise ValueError("an impossible tiling")
+        if len(self._numbers) % _WIDTH:
+            raise ValueError(f"{len(self._numbers)} numbers of tilings are not whole rows")
+
+    def __len__(self) -> int:
+        return len(self._numbers) // _WIDTH
+
+    def _check(self) -> None:
+        """Refuse rows that are not one of each kernel, and impossible ones."""
+        if self._checked:
+            return
+        if sorted(self._column("position")) != list(range(len(self))):
+            raise self._malformed(f"the tilings of {len(self)} kernels are not one row of each")
+        possible = all(map(all, (self._numbers[place::_WIDTH] for place in _POSITIVE)))
+        if not possible or max(self._column("kind"), default=-1) >= len(self.kinds):
+            raise self._malformed("an impossible tiling")
+        self._checked = True
+
+    def _malformed(self, problem: str) -> CorruptFile:
+        return CorruptFile(f"{self._what} is malformed: {problem}")
 
     @classmethod
     def of(cls, tilings: Sequence[Tiling]) -> "TilingTable":
@@ -70,14 +85,29 @@ class TilingTable:
 
     def column(self, name: str) -> Sequence[int]:
         """``position``, or a number of the tilings, of each row."""
+        self._check()
+        return self._column(name)
+
+    def _column(self, name: str) -> Sequence[int]:
         return self._numbers[_PLACES[name] :: _WIDTH]
 
     def position(self, row: int) -> int:
-        """The kernel's position in the group's index, of one row."""
-        return self._numbers[row * _WIDTH]
+        """The kernel's position in the group's index, of one row; no others are checked."""
+        position = self._numbers[row * _WIDTH]
+        if position >= len(self):
+            raise self._malformed(f"a tiling of kernel {position} of {len(self)}")
+        return position
+
+    def clusters(self) -> frozenset[tuple[int, int]]:
+        """Sizes of clusters, in blocks, each with a number of them that kernels have compiled in, or 0."""
+        found = frozenset(zip(self._column("blocks"), self._column("active_clusters"), strict=True))
+        if not all(blocks for blocks, _ in found):
+            raise self._malformed("an impossible tiling")
+        return found
 
     def tilings(self) -> tuple[Tiling, ...]:
         """The tiling of each row."""
-        columns = [self.column(name) for name in Tiling._fields]
+        self._check()
+        columns = [self._column(name) for name in Tiling._fields]
         columns[-2:] = [map(bool, columns[-2]), map(self.kinds.__getitem__, columns[-1])]  # type: ignore[list-item]
         return tuple(map(Tiling._make, zip(*columns, strict=True)))

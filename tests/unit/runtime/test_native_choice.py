@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cutlass_aot.errors import CorruptFile
 from cutlass_aot.runtime.opened import native_choice
 from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
 from cutlass_aot.schema.kernels.operands import OperandDescription, supports
@@ -238,6 +239,15 @@ def test_what_is_not_a_group_is_refused(native: Native, position: int, value: An
     made[position] = value
     with pytest.raises(Refused, match=message):
         native.make("select", *made)
+
+
+def test_a_bundle_whose_tilings_are_impossible_is_corrupt() -> None:
+    def refused(*_: Any) -> None:
+        raise ValueError("impossible tiling or operand")
+
+    candidates, costs = some_candidates(2)
+    with pytest.raises(CorruptFile, match=r"impossible tiling or operand.*build the bundle again"):
+        native_choice.make(refused, candidates, costs, H200, (), GEMM, 0)
 
 
 def test_what_is_not_a_problem_is_refused(native: Native) -> None:

@@ -219,12 +219,16 @@ def test_a_catalog_without_a_field_is_refused(missing):
     [
         {"operands": []},
         {"operands": [{"name": "a"}]},
+        {"operands": [encode({"name": "a"})]},
+        {"operands": [b"\xc1"]},
         {"operands": 3},
+        {"code": b"x"},
         {"child": None},
         {"child": {"path": "/etc/passwd", "size": 1, "sha256": "0"}},
-        {"libraries": {"x86_64": 1}},
-        {"libraries": []},
-        {"libraries": {"x86_64": []}},
+        {"libraries": encode({"x86_64": 1})},
+        {"libraries": encode([])},
+        {"libraries": encode({"x86_64": []})},
+        {"libraries": {}},
         {"rankings": [["gpu"]]},
         {"rankings": [["gpu", True, {"path": "../../x", "size": 1, "sha256": "0"}]]},
         {"rankings": None},
@@ -378,12 +382,36 @@ def test_a_malformed_row_is_refused_at_the_latest_when_it_is_asked_for(position,
      {"tilings": b"x" * 52}, {"tilings": bytes(52)}, {"tilings": bytes(104)}, {"kinds": []}, {"kinds": 1},
      {"tilings": [0] * 13}],
 )  # fmt: skip
-def test_a_malformed_index_is_refused(wrong):
+def test_a_malformed_index_is_refused_at_the_latest_when_it_is_needed(wrong):
+    def read(data):
+        index = group_from_bytes(data, group(), "index")
+        index.tilings.tilings()
+        return list(index)
+
+    assert len(read(index_file(ROW))) == 1
     with pytest.raises(CorruptFile, match="index is malformed"):
-        group_from_bytes(index_file(ROW, **wrong), group(), "index")
+        read(index_file(ROW, **wrong))
     for body in (None, [], {}, 7):
         with pytest.raises(CorruptFile, match="index is malformed"):
             group_from_bytes(seal(GROUP_KIND, SCHEMA, body), group(), "index")
+
+
+def test_what_a_choice_takes_of_impossible_tilings_is_refused():
+    numbers = struct.pack("<13I", 7, 128, 128, 128, 128, 64, 1, 0, 1, 0, 0, 0, 0)
+    table = TilingTable(numbers, ["F"], "index")
+    for needed in (lambda: table.position(0), table.clusters, table.tilings, lambda: table.column("depth")):
+        with pytest.raises(CorruptFile, match="index is malformed"):
+            needed()
+
+
+def test_sizes_of_clusters_have_the_numbers_that_are_compiled_in():
+    values = [None, (2, 1, 1), None, None, None, None, None, None]
+    tilings = [
+        Tiling.make([None] * 8, {}),
+        Tiling.make(values, {}),
+        Tiling.make(values, {"max_active_clusters_2": 66}),
+    ]
+    assert TilingTable.of(tilings).clusters() == {(1, 0), (2, 0), (2, 66)}
 
 
 # -- rankings -----------------------------------------------------------------------------------------------
