@@ -75,8 +75,8 @@ _SPELT = {
     "round": cute.math.roundeven,
     "where": cute.where,
 }
-"""What the DSL spells otherwise than torch. A quotient and a power of 2 are off by two units in the last place
-at most, and a reciprocal by one; of the latter two, what is below 2^-126 is 0. Source: PTX ISA,
+"""What the DSL spells otherwise than torch. Quotients and powers of 2 are off by two units in the last place,
+at most, and reciprocals by one; of the latter two, what is below 2^-126 is 0. Source: PTX ISA,
 ``div.full.f32``, ``ex2.approx.ftz.f32`` and ``rcp.approx.ftz.f32``."""
 
 EPILOGUE_FUNCTIONS: Mapping[str, Function] = {

@@ -36,6 +36,11 @@ SMALLEST = {"f32": 2.0**-126, "f8e8m0": 2.0**-127, "f8e4m3": 2.0**-9}
 """The least that is stored, by element type: above 0, so that a block of zeros can be divided by it."""
 
 
+_EXACT = {name: function for name, function in dsl.EPILOGUE_FUNCTIONS.items() if name != "/"}
+"""Functions with a division that is rounded exactly: a power of two, of which the next one is twice as large,
+stays one. There are few values of blocks."""
+
+
 @cute.jit  # type: ignore[untyped-decorator]
 def reduce_block(
     pieces: Sequence[tuple[Any, tuple[Any, Any, Any], Any]],
@@ -127,7 +132,7 @@ def store_values(
     given = output.by_name()
     statements = of_blocks(epilogue)
     expressions = [without_reductions(statement.whole)[0] for statement in statements]
-    found = evaluated(epilogue, expressions, sums, output.operands, at, reduced)
+    found = evaluated(epilogue, expressions, sums, output.operands, at, reduced, _EXACT)
     for index in cutlass.range_constexpr(len(statements)):
         operand, tensor = given[statements[index].name]
         elements = cute.make_rmem_tensor(VECTOR, cutlass.Float32)

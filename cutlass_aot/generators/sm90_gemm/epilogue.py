@@ -14,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.generators import dsl
+from cutlass_aot.generators.epilogue_functions import Function
 from cutlass_aot.generators.sm90_gemm.conversions import as_f4e2m1
 from cutlass_aot.generators.sm90_gemm.statements import distance, of_elements, shared_by_both, with_shared
 from cutlass_aot.schema.kernels.epilogue import (
@@ -133,6 +134,7 @@ def evaluated(
     operands: Sequence[Any],
     at: tuple[Any, Any, Any],
     known: Mapping[str, Any] = MappingProxyType({}),
+    functions: Mapping[str, Function] = dsl.EPILOGUE_FUNCTIONS,
 ) -> list[Any]:
     """Values of expressions for some neighbouring elements of a row.
 
@@ -146,7 +148,7 @@ def evaluated(
         if operand.name in read and not operand.written:
             values[operand.name] = _loaded(operand, given, total, at)
     return [
-        evaluate(expression, values, dsl.EPILOGUE_FUNCTIONS, lambda number: _like(total, number))
+        evaluate(expression, values, functions, lambda number: _like(total, number))
         for expression in expressions
     ]
 

@@ -195,9 +195,8 @@ _EXCHANGED = {
     (152, 64, 1, 1): "1x1x4 1x1x8",
     (32, 128, 1, 2): "1x1x1",
     (80, 128, 1, 1): "2x1x1",
-    (88, 128, 1, 1): "1x1x1 1x4x1 2x1x1",
+    (88, 128, 1, 1): "1x1x1 1x4x1",
     (112, 128, 1, 1): "1x1x1 1x4x1",
-    (152, 128, 1, 1): "1x2x1",
     (184, 128, 1, 1): "1x2x1",
     (200, 128, 1, 1): "1x2x1",
     (216, 128, 1, 1): "1x1x1",
@@ -215,7 +214,7 @@ _STRAIGHT = {
     (64, 64, 1, 2): "1x1x1 1x1x4 1x1x8",
     (64, 72, 1, 1): "1x1x4",
     (64, 80, 1, 1): "1x1x1",
-    (64, 96, 1, 1): "1x1x1 2x1x1 2x1x4 2x2x2 2x4x1 4x1x2",
+    (64, 96, 1, 1): "1x1x1 2x1x4 2x2x2 2x4x1 4x1x2",
     (64, 112, 1, 1): "1x1x1 4x1x2",
     (64, 144, 1, 1): "1x1x1 4x1x1",
     (64, 160, 1, 1): "2x4x1",
@@ -224,20 +223,14 @@ _STRAIGHT = {
     (64, 224, 1, 1): "1x1x1",
     (128, 80, 1, 1): "1x1x1 1x4x2",
     (128, 96, 1, 1): "1x4x1",
-    (128, 200, 1, 1): "1x2x1",
     (256, 136, 1, 1): "1x2x1",
 }
 """The same without an exchange: widths that leave few of 132 multiprocessors without a tile."""
 
 _EXCHANGED_PERSISTENT = {
     (136, 128, 1, 1): "1x1x1",
-    (160, 128, 1, 1): "1x1x1",
     (176, 128, 1, 1): "1x1x1",
-    (96, 192, 1, 1): "2x1x1",
-    (104, 192, 1, 1): "1x1x1",
-    (136, 192, 1, 1): "1x1x1",
     (152, 192, 1, 1): "1x1x1",
-    (176, 192, 1, 1): "1x2x1",
     (184, 192, 1, 1): "1x2x1",
     (200, 192, 1, 1): "1x1x1",
     (104, 256, 1, 1): "2x1x1",
@@ -245,7 +238,6 @@ _EXCHANGED_PERSISTENT = {
     (144, 256, 1, 1): "2x1x1",
     (160, 256, 1, 1): "1x2x1",
     (184, 256, 1, 1): "2x1x1",
-    (192, 256, 1, 1): "1x1x1",
 }
 """The same for persistent kernels with an exchange."""
 
@@ -257,7 +249,6 @@ _PERSISTENT = {
     (128, 224, 1, 1): "2x1x1",
     (192, 112, 1, 1): "1x1x1",
     (192, 144, 1, 1): "1x2x1",
-    (192, 160, 1, 1): "2x1x1",
 }
 """The same for persistent kernels without one: for many tiles with a short sum."""
 
@@ -297,8 +288,7 @@ _GROUPED_EXCHANGED = {
 """The same for groups of few rows."""
 
 _GROUPED = {
-    (64, 128, 1, 1): "1x1x1",
-    (128, 128, 1, 1): "1x1x1 1x2x1",
+    (128, 128, 1, 1): "1x1x1",
     (128, 192, 1, 1): "1x1x1",
     (128, 256, 1, 1): "1x1x1",
     (192, 128, 1, 1): "1x2x1",
@@ -335,32 +325,29 @@ _IN_BLOCKS_PERSISTENT = {
 """The same for many tiles."""
 
 _EXCHANGED_PING_PONG = {
-    (72, 128, 1, 1): "1x1x1",
-    (88, 128, 1, 1): "1x1x1",
-    (104, 128, 1, 1): "1x1x1",
-    (120, 128, 1, 1): "1x1x1 2x1x1",
+    (120, 128, 1, 1): "1x1x1",
     (136, 128, 1, 1): "1x1x1",
-    (152, 128, 1, 1): "1x1x1 1x2x1",
-    (136, 64, 1, 1): "1x1x1",
-    (168, 64, 1, 1): "1x1x1",
-    (200, 64, 1, 1): "1x1x1",
-    (232, 64, 1, 1): "1x1x1",
+    (152, 128, 1, 1): "1x2x1",
 }
+"""The same for many tiles with an exchange, where two warp groups take turns: for a short sum, or an epilogue
+that takes long."""
+
 _PING_PONG = {
     (64, 128, 1, 1): "1x1x1",
-    (64, 160, 1, 1): "1x1x1",
-    (64, 192, 1, 1): "1x1x1",
-    (64, 224, 1, 1): "1x1x1",
-    (64, 256, 1, 1): "1x1x1 2x1x1",
-    (128, 80, 1, 1): "1x1x1",
+    (64, 256, 1, 1): "1x1x1",
     (128, 96, 1, 1): "1x1x1",
-    (128, 112, 1, 1): "1x1x1 2x1x1",
-    (128, 128, 1, 1): "1x1x1 2x1x1",
-    (128, 144, 1, 1): "1x1x1 2x1x1",
-    (128, 160, 1, 1): "1x1x1 2x1x1",
+    (128, 128, 1, 1): "1x1x1",
+    (128, 160, 1, 1): "1x1x1",
 }
-"""The same for many tiles, of which two warp groups have one each: with an epilogue that takes long."""
+"""The same without an exchange."""
 
+_GROUPED_PING_PONG = {
+    (64, 128, 1, 1): "1x1x1",
+    (64, 192, 1, 1): "1x1x1",
+    (64, 256, 1, 1): "1x1x1",
+    (128, 160, 1, 1): "1x1x1",
+}
+"""The same for groups."""
 
 _Table = dict[tuple[int, int, int, int], str]
 _TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, _Kind], ...]] = {
@@ -380,7 +367,7 @@ _TABLES: dict[tuple[bool, bool], tuple[tuple[_Table, _Kind], ...]] = {
     (False, True): (
         (_GROUPED_EXCHANGED, _Kind(swap=True, persistent=True)),
         (_GROUPED, _Kind(persistent=True)),
-        (_PING_PONG, _Kind(persistent=True, ping_pong=True)),
+        (_GROUPED_PING_PONG, _Kind(persistent=True, ping_pong=True)),
     ),
     (True, True): (
         (_SCALED_GROUPED_EXCHANGED, _Kind(swap=True, persistent=True)),

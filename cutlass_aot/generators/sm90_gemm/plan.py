@@ -345,9 +345,10 @@ def make_plan(
                 f"{blocks} blocks of {plan.all_warp_groups} warp groups cannot hand over registers: a thread "
                 f"would compute with {plan.computing_registers}"
             )
-    if ping_pong and not (active and warp_groups == 1 and plan.direct):
+    if ping_pong and (plan.promoted or not (active and warp_groups == 1 and plan.direct)):
         raise ValueError(
-            "warp groups that take turns have a tile each in a persistent block, and store from registers"
+            "warp groups that take turns have a tile each in a persistent block, which they store from "
+            "registers, and tensor cores add up all of it"
         )
     if plan.groups and not (active and cluster[2] == 1):
         raise ValueError("blocks of a grouped GEMM are persistent, and share no sums")
