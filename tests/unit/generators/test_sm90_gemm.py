@@ -457,7 +457,7 @@ def test_records(kernels: list[Kernel]) -> None:
     assert len({kernel.digest for kernel in kernels}) == len(kernels)
     for kernel in kernels:
         assert dict(kernel.design).keys() == Sm90Gemm.design.keys()
-        assert dict(kernel.design)["family"] == FAMILY
+        assert dict(kernel.design)["family"] in (FAMILY, "Sm90PingPongGemm")
         assert kernel.workspace_bytes == 0
         assert from_plain(Kernel, to_plain(kernel), "a kernel record") == kernel
         assert [operand.divisibility for operand in kernel.operands] == [8, 8, 8]
@@ -545,6 +545,25 @@ def test_registers_of_all_threads_are_those_of_a_multiprocessor(groups: int) -> 
     registers = plan.computing_registers
     assert registers % 8 == 0
     assert 128 * (LOADING_REGISTERS + groups * registers) <= 64 * 1024
+
+
+def test_two_warp_groups_take_turns_at_whole_tiles() -> None:
+    turns = {"warp_groups": 1, "ping_pong": True, "active": 132}
+    plan = planned((64, 256, 64), **turns)
+    assert plan.all_warp_groups == 2
+    assert plan.totals == 128
+    # As many threads and registers as two warp groups have that share a tile.
+    together = planned((128, 256, 64), active=132)
+    assert (plan.hands_over, plan.threads) == (together.hands_over, together.threads)
+    assert plan.computing_registers == together.computing_registers
+    # A stage is of one warp group's tile; of groups, too, it stores from registers.
+    assert plan.stage_bytes < together.stage_bytes
+    assert planned((64, 256, 64), operation="grouped_gemm", **turns).staged_bytes == 0
+    for changes in ({"active": 0}, {"warp_groups": 2}, {"cluster": (1, 1, 2)}):
+        with pytest.raises(ValueError, match="take turns"):
+            planned((128, 32, 64), **{**turns, **changes})
+    with pytest.raises(ValueError, match="take turns"):
+        planned((64, 128, 128), input_bits=8, exact=True, **turns)
 
 
 def test_results_go_through_shared_memory_where_blocks_add_up_or_sectors_would_be_stored_in_parts() -> None:
