@@ -31,6 +31,7 @@ __all__ = [
     "as_bytes",
     "compile_for",
     "dsl_dtype",
+    "each",
     "environment_stream",
     "fake_operands",
 ]
@@ -57,7 +58,7 @@ def _of_pairs(x: Any, which: int) -> Any:
     return found.load()
 
 
-def _each(function: Function, *given: Any) -> Any:
+def each(function: Function, *given: Any) -> Any:
     """A function of numbers, of each element of vectors."""
     arguments = [_elements(x) for x in given]
     found = cute.make_rmem_tensor(given[0].shape, cutlass.Float32)
@@ -68,10 +69,10 @@ def _each(function: Function, *given: Any) -> Any:
 
 _SPELT = {
     # Exact ones take a branch: a thread would work out one element after the other.
-    "div": partial(_each, partial(cute.math.div, full=True)),
-    "exp2": partial(_each, cute.arch.exp2),
+    "div": partial(each, partial(cute.math.div, full=True)),
+    "exp2": partial(each, cute.arch.exp2),
     "full_like": cute.full_like,
-    "reciprocal": partial(_each, cute.arch.rcp_approx),
+    "reciprocal": partial(each, cute.arch.rcp_approx),
     "round": cute.math.roundeven,
     "where": cute.where,
 }

@@ -25,6 +25,7 @@ from cutlass_aot.generators.sm90_gemm.epilogue import (
 )
 from cutlass_aot.generators.sm90_gemm.statements import (
     of_blocks,
+    reciprocal_of,
     reductions_of,
     shared_by_both,
     with_shared,
@@ -61,8 +62,8 @@ def reduce_block(
         block: columns of the accumulator that a block has.
 
     Returns:
-        For each piece, registers by name: the block's values as they were stored, and what the reductions
-        have in common with other statements; where a piece is not there, any values.
+        For each piece, registers by name: the block's values as they were stored and their reciprocals, and
+        what the reductions have in common with other statements; where a piece is not there, any values.
     """
     reductions = reductions_of(epilogue)
     reduced = {}
@@ -84,7 +85,8 @@ def reduce_block(
         reduced[text].fill(value)
     values = {}
     for statement in of_blocks(epilogue):
-        values[statement.name] = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
+        for name in (statement.name, reciprocal_of(statement.name)):
+            values[name] = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
     inside, at, sums = pieces[0]
     leads = inside & (cute.arch.lane_idx() & sum(sharing) == 0)
     place = place_within(output.tensor.shape, at)
@@ -139,6 +141,7 @@ def store_values(
         elements.store(found[index])
         stored, value = rounded(elements[0], operand.dtype)
         values[statements[index].name].fill(value)
+        values[reciprocal_of(statements[index].name)].fill(cutlass.Float32(1.0) / value)
         offset = cute.crd2idx((batch, row, cutlass.Int32(column) // block), tensor.layout)
         place = cute.recast_ptr(tensor.iterator, dtype=type(stored)) + offset
         if leads:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,7 +17,15 @@ import cutlass.cute as cute
 from cutlass_aot.generators import dsl
 from cutlass_aot.generators.epilogue_functions import Function
 from cutlass_aot.generators.sm90_gemm.conversions import as_f4e2m1
-from cutlass_aot.generators.sm90_gemm.statements import distance, of_elements, shared_by_both, with_shared
+from cutlass_aot.generators.sm90_gemm.statements import (
+    BY_BLOCK,
+    distance,
+    of_blocks,
+    of_elements,
+    shared_by_both,
+    with_reciprocals,
+    with_shared,
+)
 from cutlass_aot.schema.kernels.epilogue import (
     COLUMN,
     ELEMENT,
@@ -37,6 +46,24 @@ WHOLE_WARP = (1, 2, 4, 8, 16)
 
 NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf}
 """The value of each reduction that changes nothing."""
+
+
+def _quotient(x: Any, y: Any, reciprocal: Any) -> Any:
+    """x / y, rounded exactly, for many x and one y, whose reciprocal is rounded exactly.
+
+    What is left of x after a first quotient corrects it; nothing does where that is 0, infinite or not a
+    number. Source: P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
+    theorem 8.5.
+    """
+    found = x * reciprocal
+    left = cute.math.fma(-found, y, x)
+    size = cute.math.abs(left)
+    # A comparison with infinity would become one of bits, which takes longer.
+    correctable = (size > 0.0) & (size < 2.0**127)
+    return cutlass.Float32(cutlass.select_(correctable, cute.math.fma(left, reciprocal, found), found))
+
+
+_FUNCTIONS: Mapping[str, Function] = {**dsl.EPILOGUE_FUNCTIONS, BY_BLOCK: partial(dsl.each, _quotient)}
 
 
 class Output(NamedTuple):
@@ -83,7 +110,8 @@ def emit(
     for statement, value in zip(of_elements(epilogue), values, strict=True):
         if statement.name == OUT and epilogue.halves:
             row_of, column, batch = at
-            store_if(inside, output.tensor, (row_of, column // 2, batch), _once(value))
+            # A division would ask for the sign.
+            store_if(inside, output.tensor, (row_of, column >> 1, batch), _once(value))
         elif not statement.reduction:
             tensor = given[statement.name][1] if statement.name in given else output.tensor
             store_if(inside, tensor, at, value)
@@ -115,10 +143,12 @@ def results(
         return [sums]
     statements = of_elements(epilogue)
     shared = shared_by_both(epilogue)
-    expressions = [with_shared(statement.expression, shared) for statement in statements]
-    values = evaluated(
-        epilogue, expressions, sums, output.operands, place_within(output.tensor.shape, at), known
-    )
+    blocks = {statement.name for statement in of_blocks(epilogue)}
+    expressions = [
+        with_reciprocals(with_shared(statement.expression, shared), blocks) for statement in statements
+    ]
+    place = place_within(output.tensor.shape, at)
+    values = evaluated(epilogue, expressions, sums, output.operands, place, known)
     truths = {operand.name for operand in epilogue.operands if operand.dtype == "bool"}
     unequal = dsl.EPILOGUE_FUNCTIONS["!="]
     return [
@@ -134,7 +164,7 @@ def evaluated(
     operands: Sequence[Any],
     at: tuple[Any, Any, Any],
     known: Mapping[str, Any] = MappingProxyType({}),
-    functions: Mapping[str, Function] = dsl.EPILOGUE_FUNCTIONS,
+    functions: Mapping[str, Function] = _FUNCTIONS,
 ) -> list[Any]:
     """Values of expressions for some neighbouring elements of a row.
 

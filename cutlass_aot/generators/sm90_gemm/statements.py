@@ -5,13 +5,15 @@ It imports no DSL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from cutlass_aot.schema.kernels.epilogue import Epilogue
 from cutlass_aot.schema.kernels.formula import (
     PAIRWISE,
     Apply,
     Expression,
+    Name,
     Statement,
     named,
     operations_in,
@@ -52,6 +54,27 @@ def with_shared(expression: Expression, shared: dict[str, Apply]) -> Expression:
     """An expression with what is shared as names."""
     parts = set(shared.values())
     return named(expression, lambda part: part in parts)[0]
+
+
+BY_BLOCK = "/ by block"
+"""Operation of :func:`with_reciprocals`: a quotient by the value of a block, whose reciprocal is known."""
+
+
+def reciprocal_of(name: str) -> str:
+    """Under which name the reciprocal of a block's value is known."""
+    return f"1 / {name}"
+
+
+def with_reciprocals(expression: Expression, blocks: Collection[str]) -> Expression:
+    """An expression whose quotients by one of these names have its reciprocal as a third argument."""
+    if not isinstance(expression, Apply):
+        return expression
+    arguments = tuple(with_reciprocals(argument, blocks) for argument in expression.arguments)
+    divisor = arguments[-1]
+    if expression.operation == "/" and isinstance(divisor, Name) and divisor.name in blocks:
+        arguments = (*arguments, Name(reciprocal_of(divisor.name)))
+        return replace(expression, operation=BY_BLOCK, arguments=arguments)
+    return replace(expression, arguments=arguments)
 
 
 def distance(expression: Expression) -> int:

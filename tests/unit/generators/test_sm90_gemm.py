@@ -25,16 +25,18 @@ from cutlass_aot.generators.sm90_gemm.plan import (
     whole_groups,
 )
 from cutlass_aot.generators.sm90_gemm.statements import (
+    BY_BLOCK,
     of_blocks,
     of_elements,
     reductions_of,
     shared_by_both,
+    with_reciprocals,
     with_shared,
 )
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
-from cutlass_aot.schema.kernels.formula import names_in
+from cutlass_aot.schema.kernels.formula import ACCUMULATOR, evaluate, names_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import describe, supports
 from cutlass_aot.schema.targets import KNOWN_TARGETS
@@ -335,6 +337,27 @@ def test_what_a_scale_and_its_elements_share_is_computed_once() -> None:
     by_name = {statement.name: statement.expression for statement in epilogue.statements}
     assert names_in(with_shared(by_name["D"], shared)) == {"silu(accum + bias)", "scale"}
     assert names_in(with_shared(by_name["F"], shared)) == {"accum + bias"}
+
+
+def test_a_quotient_by_a_blocks_value_has_its_reciprocal() -> None:
+    epilogue = parse_epilogue(
+        "scale = max(abs(accum)) / 448; D = alpha * (accum / scale) / beta",
+        {"scale": {"extents": "MN/128"}, "alpha": {}, "beta": {}},
+    )
+    given = {ACCUMULATOR: 6.0, "scale": 3.0, "1 / scale": 1 / 3.0, "alpha": 5.0, "beta": 2.0}
+    [of_elements_alone] = of_elements(epilogue)
+    expression = with_reciprocals(of_elements_alone.expression, {"scale"})
+    assert names_in(expression) == {ACCUMULATOR, "alpha", "beta", "scale", "1 / scale"}
+    taken = []
+
+    def by_block(x: float, y: float, reciprocal: float) -> float:
+        taken.append((x, y, reciprocal))
+        return x / y
+
+    assert evaluate(expression, given, {BY_BLOCK: by_block}) == 5.0
+    assert taken == [(6.0, 3.0, 1 / 3.0)]
+    # Nothing else changes.
+    assert with_reciprocals(of_elements_alone.expression, set()) == of_elements_alone.expression
 
 
 @pytest.mark.parametrize("scaled", [False, True])
