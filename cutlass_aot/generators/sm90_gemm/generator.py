@@ -329,8 +329,7 @@ _EXCHANGED_PING_PONG = {
     (136, 128, 1, 1): "1x1x1",
     (152, 128, 1, 1): "1x2x1",
 }
-"""The same for many tiles with an exchange, where two warp groups take turns: for a short sum, or an epilogue
-that takes long."""
+"""The same for many tiles with an exchange and a short sum, where two warp groups take turns."""
 
 _PING_PONG = {
     (64, 128, 1, 1): "1x1x1",
@@ -339,7 +338,7 @@ _PING_PONG = {
     (128, 128, 1, 1): "1x1x1",
     (128, 160, 1, 1): "1x1x1",
 }
-"""The same without an exchange."""
+"""The same without an exchange: for a short sum, or an epilogue that takes long."""
 
 _GROUPED_PING_PONG = {
     (64, 128, 1, 1): "1x1x1",
@@ -719,6 +718,7 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         # of whole swizzled lines of them.
         if problem.layouts[1] != "n" and design.tile[1] % (32 * design.cluster[0]):
             continue
+        # With an exchange, wide results go through shared memory, where all warps of a block meet.
         if wide and (design.spills_wide or (design.kind.ping_pong and design.kind.swap)):
             continue
         if block > 1 and not design.has_blocks(block):
