@@ -51,8 +51,9 @@ NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf}
 def _quotient(x: Any, y: Any, reciprocal: Any) -> Any:
     """x / y, rounded exactly, for many x and one y, whose reciprocal is rounded exactly.
 
-    Where x is below 2^-100, or the quotient below 2^-126, it may be another one next to it. What is left of x after a first quotient corrects it; nothing does where that is 0, infinite or not a
-    number. Source: P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
+    What is left of x after a first quotient corrects it; nothing does where that is 0, infinite or not a
+    number. Where x is below 2^-100, or the quotient below 2^-126, it may be a neighbour of the exact one.
+    Source: P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor",
     theorem 8.5.
     """
     found = x * reciprocal
