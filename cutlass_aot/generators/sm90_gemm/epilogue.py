@@ -5,9 +5,9 @@ Import it inside a worker only: it imports the DSL.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -64,7 +64,10 @@ def _quotient(x: Any, y: Any, reciprocal: Any) -> Any:
     return cutlass.Float32(cutlass.select_(correctable, cute.math.fma(left, reciprocal, found), found))
 
 
-_FUNCTIONS: Mapping[str, Function] = {**dsl.EPILOGUE_FUNCTIONS, BY_BLOCK: partial(dsl.each, _quotient)}
+_FUNCTIONS: Mapping[str, Function] = {
+    **dsl.EPILOGUE_FUNCTIONS,
+    BY_BLOCK: functools.partial(dsl.each, _quotient),
+}
 
 
 class Output(NamedTuple):
@@ -204,7 +207,11 @@ def _loaded(operand: EpilogueOperand, given: Any, total: Any, at: tuple[Any, Any
 
 @cute.jit  # type: ignore[untyped-decorator]
 def store_plain(inside: Any, values: Any, at: tuple[Any, Any, Any], tensor: Any) -> None:
-    """If ``inside``, store neighbouring elements of a row of a (L, M, N) tensor, of its element type."""
+    """If ``inside``, store neighbouring results of a row without an epilogue.
+
+    Nothing is worked out where they are not stored, other than by :func:`store_if`: there is hardly anything
+    to work out.
+    """
     if inside:
         row, column, batch = at
         count = cute.size(values.shape)
