@@ -14,14 +14,15 @@ bundle: $(VENV)/.installed
 # since tests wait for processes and clocks, and never more than four, which would take more memory than they save
 # time: many tests compile with processes of their own. In the order of the folders: files that compile take
 # longest, and one of them begun last would leave a process alone with it at the end. Tests start hundreds of
-# Python processes, which would all compile the package where PYTHONDONTWRITEBYTECODE is set.
+# Python processes, which would all compile the package where PYTHONDONTWRITEBYTECODE is set. Libraries of linear
+# algebra have a thread each: they would have one a core in each of the processes.
 TEST_PROCESSES = $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
 test: bundle
 	-$(BIN)/python -m tools.check.emulator
 	-$(MAKE) registry
 	$(BIN)/python -m compileall -q cutlass_aot tests/support tools
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # What the tests of libraries for aarch64 run in: docs/guides/aarch64.md. `make test` does without where it cannot be had.
 emulator: $(VENV)/.installed

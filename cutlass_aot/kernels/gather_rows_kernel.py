@@ -14,8 +14,8 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
-from cutlass_aot.kernels.rows import keep_packed, vector_elements
-from cutlass_aot.kernels.vectors import in_vectors, load, store_streamed
+from cutlass_aot.kernels.rows import vector_elements
+from cutlass_aot.kernels.vectors import in_vectors, keep_packed, load, store_streamed
 
 WARP = 32
 THREADS = 128

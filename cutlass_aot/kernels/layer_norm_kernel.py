@@ -14,7 +14,13 @@ import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.kernels import rows
+from cutlass_aot.kernels.kept_rows import keep_packed, keep_row, wait_for
+from cutlass_aot.kernels.row_reductions import shared_numbers, sum_of_row
+from cutlass_aot.kernels.row_weights import begin_weights, weights_of
 from cutlass_aot.kernels.vectors import as_row, in_vectors, load, store, sum_of
+
+STAGED_REGISTERS = 48
+"""Registers of a thread of a staged design, of which the compiler spills none."""
 
 
 @cute.kernel  # type: ignore[untyped-decorator]
@@ -24,8 +30,7 @@ def layer_norm_kernel(
     bias: cute.Tensor | None,
     out: cute.Tensor,
     eps: cutlass.Float32,
-    row_threads: cutlass.Constexpr,
-    steps: cutlass.Constexpr,
+    design: cutlass.Constexpr,
 ) -> None:
     """Normalise a block's rows.
 
@@ -35,56 +40,48 @@ def layer_norm_kernel(
         bias: (1, n), or None.
         out: (T, n).
         eps: added to the variance.
-        row_threads: threads of a row.
-        steps: vectors that a thread keeps.
+        design: a :class:`~cutlass_aot.kernels.row_designs.RowDesign`.
     """
+    row_threads, steps = design.threads, design.steps
     elements = rows.vector_elements(x.element_type)
-    row, lane, count, writable = rows.own_row(x, elements, row_threads)
+    row, lane, count, writable = rows.own_row(x, elements, design)
     inputs, outputs = in_vectors(x, elements), in_vectors(out, elements)
     weights = in_vectors(weight, elements)
-    shared = rows.shared_numbers(row_threads, 2)
-    first, end = rows.beyond(steps, row_threads, lane, count)
+    shared = shared_numbers(design, 2)
+    first, end = rows.beyond(design, lane, count)
     columns = cutlass.Float32(x.shape[1])
 
-    held = cute.make_rmem_tensor(((1, elements), steps), x.element_type)
-    rows.load_row(inputs, row, lane, count, held, row_threads, True)
+    kept = keep_row(inputs, row, lane, count, x.element_type, design)
+    held = kept.vectors
     # The weight, and the bias behind it.
     parameters = [weights] if bias is None else [weights, in_vectors(bias, elements)]
-    gains = [cute.make_rmem_tensor(((1, elements), steps), weight.element_type) for _ in parameters]
-    early = rows.fits_early(*gains)
-    for source, gain in zip(parameters, gains, strict=True):
-        if cutlass.const_expr(early):
-            rows.load_row(source, 0, lane, count, gain, row_threads, False)
-        else:
-            rows.prefetch_weights(source, row, lane, count, steps, row_threads)
+    gains = begin_weights(parameters, row, lane, count, weight.element_type, design)
     total = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
+        wait_for(kept, step)
         part = sum_of(held[None, step].load().to(cutlass.Float32))
-        total += rows.kept(step * row_threads + lane < count, part)
+        total += rows.masked(step * row_threads + lane < count, part)
     for vector in cutlass.range(first, end, row_threads, unroll=1):
         part = sum_of(load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32))
-        total += rows.kept(vector < count, part)
-    rows.keep_packed(held)
-    mean = rows.sum_of_row(total, 0, row_threads, shared) / columns
+        total += rows.masked(vector < count, part)
+    keep_packed(kept)
+    mean = sum_of_row(total, 0, design, shared) / columns
 
     squares = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
         difference = held[None, step].load().to(cutlass.Float32) - mean
-        squares += rows.kept(step * row_threads + lane < count, sum_of(difference * difference))
+        squares += rows.masked(step * row_threads + lane < count, sum_of(difference * difference))
     for vector in cutlass.range(first, end, row_threads, unroll=1):
         difference = load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32) - mean
-        squares += rows.kept(vector < count, sum_of(difference * difference))
-    rows.keep_packed(held)
-    factor = cute.math.rsqrt(rows.sum_of_row(squares, 1, row_threads, shared) / columns + eps)
+        squares += rows.masked(vector < count, sum_of(difference * difference))
+    keep_packed(kept)
+    factor = cute.math.rsqrt(sum_of_row(squares, 1, design, shared) / columns + eps)
 
     for step in cutlass.range_constexpr(steps):
         vector = step * row_threads + lane
+        own = weights_of(gains, step, lane, count, design)
         if vector < writable:
             values = (held[None, step].load().to(cutlass.Float32) - mean) * factor
-            own = [
-                gain[None, step].load() if early else load(source, 0, vector)
-                for source, gain in zip(parameters, gains, strict=True)
-            ]
             store(outputs, row, vector, _scaled(values, own))
     for vector in cutlass.range(first, writable, row_threads, unroll=1):
         values = (load(inputs, row, vector).to(cutlass.Float32) - mean) * factor
@@ -105,8 +102,8 @@ def layer_norm(
     bias: cute.Tensor | None,
     out: cute.Tensor,
     eps: cutlass.Float32,
-    row_threads: cutlass.Constexpr,
-    held: cutlass.Constexpr,
+    row: cutlass.Constexpr,
+    staged: cutlass.Constexpr,
     stream: Any,
 ) -> None:
     """Launch the kernel.
@@ -117,11 +114,12 @@ def layer_norm(
         bias: (n), or None.
         out: (T, n).
         eps: added to the variance.
-        row_threads: threads of a row.
-        held: vectors of 8 elements that a thread keeps.
+        row: threads of a row, and vectors of 8 elements that each of them keeps.
+        staged: whether they are kept in shared memory.
         stream: CUDA stream.
     """
     offset = None if cutlass.const_expr(bias is None) else as_row(bias)
-    layer_norm_kernel(
-        x, as_row(weight), offset, out, eps, row_threads, rows.steps_of(held, x.element_type)
-    ).launch(**rows.launch_shape(x.shape[0], row_threads), stream=stream)
+    design = rows.design_of(row, staged, x.element_type)
+    layer_norm_kernel(x, as_row(weight), offset, out, eps, design).launch(
+        **rows.launch_shape(x.shape[0], design, STAGED_REGISTERS), stream=stream
+    )

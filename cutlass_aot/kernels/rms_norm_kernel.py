@@ -16,7 +16,14 @@ import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.kernels import fp8, rows
+from cutlass_aot.kernels.kept_rows import keep_packed, keep_row, wait_for
+from cutlass_aot.kernels.row_designs import WARP
+from cutlass_aot.kernels.row_reductions import shared_numbers, sum_of_row
+from cutlass_aot.kernels.row_weights import begin_weights, weights_of
 from cutlass_aot.kernels.vectors import as_row, in_vectors, load, store, sum_of
+
+STAGED_REGISTERS = 48
+"""Registers of a thread of a staged design, of which the compiler spills none."""
 
 
 def _normalised(values: Any, factor: Any, gain: Any) -> Any:
@@ -43,8 +50,7 @@ def rms_norm_kernel(
     residual_out: cute.Tensor | None,
     scale: cute.Tensor | None,
     eps: cutlass.Float32,
-    row_threads: cutlass.Constexpr,
-    steps: cutlass.Constexpr,
+    design: cutlass.Constexpr,
 ) -> None:
     """Normalise a block's rows.
 
@@ -56,42 +62,38 @@ def rms_norm_kernel(
         residual_out: (T, n), or None.
         scale: (T, n / 128), or None.
         eps: added to the mean square.
-        row_threads: threads of a row.
-        steps: vectors that a thread keeps.
+        design: a :class:`~cutlass_aot.kernels.row_designs.RowDesign`.
     """
+    row_threads, steps = design.threads, design.steps
     dtype = x.element_type
     elements = rows.vector_elements(dtype)
-    row, lane, count, writable = rows.own_row(x, elements, row_threads)
+    row, lane, count, writable = rows.own_row(x, elements, design)
     inputs, weights = in_vectors(x, elements), in_vectors(weight, elements)
     outputs = in_vectors(out, elements)
-    shared = rows.shared_numbers(row_threads, 1)
+    shared = shared_numbers(design, 1)
 
-    held = cute.make_rmem_tensor(((1, elements), steps), dtype)
-    gain = cute.make_rmem_tensor(((1, elements), steps), weight.element_type)
-    rows.load_row(inputs, row, lane, count, held, row_threads, True)
+    kept = keep_row(inputs, row, lane, count, dtype, design)
+    held = kept.vectors
     if cutlass.const_expr(residual is not None):
         residuals, sums = in_vectors(residual, elements), in_vectors(residual_out, elements)
-        added = cute.make_rmem_tensor(((1, elements), steps), dtype)
-        rows.load_row(residuals, row, lane, count, added, row_threads, True)
-    early = rows.fits_early(gain)
-    if cutlass.const_expr(early):
-        # Required after the sum alone: on its way meanwhile.
-        rows.load_row(weights, 0, lane, count, gain, row_threads, False)
-    else:
-        rows.prefetch_weights(weights, row, lane, count, steps, row_threads)
+        to_add = keep_row(residuals, row, lane, count, dtype, design)
+        added = to_add.vectors
+    gains = begin_weights([weights], row, lane, count, weight.element_type, design)
 
-    first, end = rows.beyond(steps, row_threads, lane, count)
+    first, end = rows.beyond(design, lane, count)
     total = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
         vector = step * row_threads + lane
+        wait_for(kept, step)
         values = held[None, step].load().to(cutlass.Float32)
         if cutlass.const_expr(residual is not None):
+            wait_for(to_add, step)
             rounded = (values + added[None, step].load().to(cutlass.Float32)).to(dtype)
             held[None, step].store(rounded)
             values = rounded.to(cutlass.Float32)
             if vector < writable:
                 store(sums, row, vector, rounded)
-        total += rows.kept(vector < count, sum_of(values * values))
+        total += rows.masked(vector < count, sum_of(values * values))
     for other in cutlass.range(first, end, row_threads, unroll=1):
         place = cutlass.min(other, count - 1)
         found = load(inputs, row, place).to(cutlass.Float32)
@@ -100,18 +102,21 @@ def rms_norm_kernel(
             found = rounded.to(cutlass.Float32)
             if other < writable:
                 store(sums, row, other, rounded)
-        total += rows.kept(other < count, sum_of(found * found))
+        total += rows.masked(other < count, sum_of(found * found))
 
-    rows.keep_packed(held)
-    total = rows.sum_of_row(total, 0, row_threads, shared)
+    keep_packed(kept)
+    total = sum_of_row(total, 0, design, shared)
     factor = cute.math.rsqrt(total / cutlass.Float32(x.shape[1]) + eps)
-    if cutlass.const_expr(not early):
-        rows.load_row(weights, 0, lane, count, gain, row_threads, False)
 
     for step in cutlass.range_constexpr(steps):
         vector = step * row_threads + lane
-        values = _normalised(held[None, step].load(), factor, gain[None, step].load())
-        _write(outputs, scale, row, vector, writable, values)
+        (gain,) = weights_of(gains, step, lane, count, design)
+        values = _normalised(held[None, step].load(), factor, gain)
+        if cutlass.const_expr(scale is None or step == 0):
+            _write(outputs, scale, row, vector, writable, values)
+        elif vector - lane % WARP < count:
+            # Shuffles take all threads of a warp. Where none has a vector they are left out.
+            _write(outputs, scale, row, vector, writable, values)
     for other in cutlass.range(first, end, row_threads, unroll=1):
         place = cutlass.min(other, count - 1)
         # What this thread wrote, where the residual may have been overwritten.
@@ -129,8 +134,8 @@ def rms_norm(
     residual_out: cute.Tensor | None,
     scale: cute.Tensor | None,
     eps: cutlass.Float32,
-    row_threads: cutlass.Constexpr,
-    held: cutlass.Constexpr,
+    row: cutlass.Constexpr,
+    staged: cutlass.Constexpr,
     stream: Any,
 ) -> None:
     """Launch the kernel.
@@ -143,15 +148,16 @@ def rms_norm(
         residual_out: (T, n) with a residual, or None.
         scale: (T, n / 128) f32, or None.
         eps: added to the mean square.
-        row_threads: threads of a row.
-        held: vectors of 8 elements that a thread keeps.
+        row: threads of a row, and vectors of 8 elements that each of them keeps.
+        staged: whether they are kept in shared memory.
         stream: CUDA stream.
     """
+    design = rows.design_of(row, staged, x.element_type)
+    kept = 1 if cutlass.const_expr(residual is None) else 2
     rms_norm_kernel(
-        x, residual, as_row(weight), fp8.as_fp8(out), residual_out, scale, eps, row_threads,
-        rows.steps_of(held, x.element_type),
+        x, residual, as_row(weight), fp8.as_fp8(out), residual_out, scale, eps, design
     ).launch(
-        **rows.launch_shape(x.shape[0], row_threads), stream=stream
+        **rows.launch_shape(x.shape[0], design, STAGED_REGISTERS, kept), stream=stream
     )  # fmt: skip
 
 
@@ -163,12 +169,12 @@ def fused_rms_norm(
     out: cute.Tensor,
     residual_out: cute.Tensor | None,
     eps: cutlass.Float32,
-    row_threads: cutlass.Constexpr,
-    held: cutlass.Constexpr,
+    row: cutlass.Constexpr,
+    staged: cutlass.Constexpr,
     stream: Any,
 ) -> None:
     """Launch the kernel without scales; see :func:`rms_norm`."""
-    rms_norm(x, residual, weight, out, residual_out, None, eps, row_threads, held, stream)
+    rms_norm(x, residual, weight, out, residual_out, None, eps, row, staged, stream)
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -177,9 +183,9 @@ def plain_rms_norm(
     weight: cute.Tensor,
     out: cute.Tensor,
     eps: cutlass.Float32,
-    row_threads: cutlass.Constexpr,
-    held: cutlass.Constexpr,
+    row: cutlass.Constexpr,
+    staged: cutlass.Constexpr,
     stream: Any,
 ) -> None:
     """Launch the kernel without scales and without a residual; see :func:`rms_norm`."""
-    rms_norm(x, None, weight, out, None, None, eps, row_threads, held, stream)
+    rms_norm(x, None, weight, out, None, None, eps, row, staged, stream)

@@ -1,20 +1,33 @@
 """Designs of kernels that reduce rows: the threads of a row, and the vectors that each of them keeps.
 
-A design is a pair: threads of a row, and vectors of eight elements that a thread keeps in registers. Each
-computes rows of any length; the cost formula takes one that keeps the whole row, with few threads and many
-loads each where there are many rows, and with many threads where there are few.
+``row`` is a pair: threads of a row, and vectors of eight elements that a thread keeps. ``staged`` says where:
+in registers, or in shared memory, to which bulk copies bring them. Registers are faster where there are few
+rows, since nothing lies between memory and them. Shared memory is faster where there are many: more of them
+are on their way at once, 160 KiB on an SM where registers take 64.
+
+Each design computes rows of any length. The cost formula takes one that keeps the whole row, with few threads
+and many loads each where there are many rows, and with many threads where there are few.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.targets import Target
 
+MODULES = tuple(
+    f"cutlass_aot.kernels.{name}"
+    for name in ("kept_rows", "row_designs", "row_reductions", "row_weights", "rows", "vectors")
+)
+"""Modules that decide the code of a kernel of these designs, beside its own."""
+
 WARP = 32
 ELEMENTS = 8
 """Elements of a vector of 16 bytes, of 16 bits each."""
+
+VECTOR_BYTES = 16
 
 BLOCK_THREADS = 128
 """Least threads of a block: those of several rows where a row has few."""
@@ -22,44 +35,124 @@ BLOCK_THREADS = 128
 MOST_BLOCK_THREADS = 512
 """Most threads of a block: a row of more threads has several blocks, which are a cluster."""
 
-DESIGNS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
-"""Threads of a row, and vectors that a thread keeps: up to 32,768 elements. The first is what a program under
-policy ``jit`` compiles."""
+SM_REGISTERS = 65536
+SM_SHARED_BYTES = 227 * 1024
+"""What blocks share on an SM of compute capability 9.0 or 10.0. Source: CUDA Programming Guide, "Compute
+Capabilities"."""
 
-LONGER_DESIGNS = (*DESIGNS, (2048, 4), (4096, 4), (4096, 8))
+IN_REGISTERS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
+"""Designs that keep a row in registers: up to 32,768 elements. The first is what a program under policy
+``jit`` compiles."""
+
+STAGED = ((256, 8), (512, 8))
+"""Designs that keep a row in shared memory: up to 32,768 elements."""
+
+LONGER_IN_REGISTERS = ((2048, 4), (4096, 4))
+LONGER_STAGED = ((1024, 8), (2048, 8), (4096, 8))
 """Those for rows as long as a vocabulary: up to 262,144 elements, in a cluster of up to eight blocks."""
+
+DESIGNS: Mapping[str, tuple[DesignValue, ...]] = {
+    "row": (*IN_REGISTERS, *STAGED),
+    "staged": (False, True),
+}
+"""Parameters of tuning, with their values; :func:`available` says which go together."""
+
+LONGER_DESIGNS: Mapping[str, tuple[DesignValue, ...]] = {
+    "row": (*IN_REGISTERS, *LONGER_IN_REGISTERS, *STAGED, *LONGER_STAGED),
+    "staged": (False, True),
+}
+"""The same for rows as long as a vocabulary."""
+
+
+@dataclass(frozen=True)
+class RowDesign:
+    """A design for an element type.
+
+    Attributes:
+        threads: of a row.
+        steps: vectors of 16 bytes that a thread keeps.
+        staged: whether it keeps them in shared memory.
+    """
+
+    threads: int
+    steps: int
+    staged: bool
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row: one, or those of a cluster."""
+        return max(1, self.threads // MOST_BLOCK_THREADS)
+
+    @property
+    def block_threads(self) -> int:
+        """Threads of a block."""
+        return max(BLOCK_THREADS, self.threads // self.blocks)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of a row that a block keeps in shared memory."""
+        return VECTOR_BYTES * self.block_threads * self.steps if self.staged else 0
+
+    def resident_blocks(self, registers: int, rows: int) -> int:
+        """Blocks that an SM has room for, by its registers and its shared memory.
+
+        Args:
+            registers: of a thread.
+            rows: that a block keeps.
+        """
+        # Beside rows, a block has barriers, the numbers that its warps share, and 1 KiB of the system's.
+        bytes_of_block = rows * self.staged_bytes + 2048
+        return min(SM_REGISTERS // (registers * self.block_threads), SM_SHARED_BYTES // bytes_of_block)
 
 
 def available(target: str, values: Mapping[str, DesignValue]) -> bool:
-    """Whether a target has a design: clusters are there from compute capability 9.0 on.
+    """Whether a target has a design: clusters and bulk copies are there from compute capability 9.0 on.
 
-    Source: CUDA Programming Guide, "Thread Block Clusters".
+    Source: CUDA Programming Guide, "Thread Block Clusters" and "Asynchronous Data Copies".
     """
-    row = values["row"]
-    return Target.parse(target).major >= 9 or (isinstance(row, tuple) and row[0] <= MOST_BLOCK_THREADS)
+    row, staged = values["row"], values["staged"]
+    if row not in ((*STAGED, *LONGER_STAGED) if staged else (*IN_REGISTERS, *LONGER_IN_REGISTERS)):
+        return False
+    in_one_block = isinstance(row, tuple) and row[0] <= MOST_BLOCK_THREADS
+    return Target.parse(target).major >= 9 or (in_one_block and not staged)
 
 
-def cost(n: str) -> str:
-    """The cost formula, with the number of elements of a row by its name or a formula.
+def cost(n: str, moved: str) -> str:
+    """The cost formula, in clock cycles.
 
-    Clock cycles, roughly. First the waves of blocks that fit on the GPU, by registers, times the time of one:
-    the latency of memory, a little for each vector of a thread and for each warp of a row, that of a cluster
-    where there is one, and the latency of memory once more for each vector beyond those that are kept. Then
-    the time to move the bytes, 20 in a cycle for each multiprocessor, or to issue the instructions, whichever
-    is longer.
+    First the waves of blocks that fit on the GPU, times what another wave takes: the latency of memory as far
+    as other rows do not hide it, a little for each vector of a thread and for each warp of a row, that of a
+    cluster where there is one, that of shared memory for a staged design, and the latency of memory in full
+    for each vector beyond those that are kept. Then the longest of three times for the rows of an SM: to move
+    their bytes, to issue their instructions, and to begin and end them as many at a time as there is room
+    for. That is where staged designs are ahead, the more the faster the memory is.
+
+    The constants were fitted to times of five kernels on an H100, with 1 to 16,384 rows of 1,024 to 152,064
+    elements, so that what is taken needs 1.005 times as long as the fastest there, and to those of
+    docs/results/kernels.md on an H200.
+
+    Args:
+        n: the number of elements of a row, by its name or a formula.
+        moved: bytes that are read and written for an element of 16 bits.
     """
     vectors = f"ceil({n} / {ELEMENTS} / row_0)"
     beyond = f"maximum(0, {vectors} - row_1)"
+    resident = f"minimum(2048, {SM_REGISTERS} / (34 * staged + (15 + 10 * row_1) * (1 - staged)))"
     return (
-        "ceil(T / sm_count / minimum(2048, 65536 / (32 + 10 * row_1)) * row_0)"
-        f" * (1500 + 60 * {vectors} + row_0 / 8 + 1500 * {beyond}"
-        f" + 600 * minimum(1, maximum(0, row_0 / {MOST_BLOCK_THREADS} - 1)))"
-        f" + T / sm_count * maximum({n} / 5 + row_0 * {beyond},"
-        f" row_0 / 128 * (80 + 80 * row_1 + 200 * {beyond}))"
+        f"ceil(T / sm_count / {resident} * row_0)"
+        f" * (490 + 40 * {vectors} + row_0 / 70 + 1500 * {beyond} + 870 * staged"
+        f" + 170 * minimum(1, maximum(0, row_0 / {MOST_BLOCK_THREADS} - 1)))"
+        f" + T / sm_count * maximum("
+        f"1.18 * ({moved}) * {n} * sm_count * sm_mhz / memory_bandwidth / 1000 + row_0 * {beyond}, maximum("
+        f"row_0 / 128 * (40 + 57 * minimum(row_1, {vectors}) + 75 * staged + 200 * {beyond}),"
+        f" (7200 + 8000 * staged) * row_0 / {resident}))"
     )
 
 
 def design_for(n: int) -> tuple[int, int]:
-    """The design for rows of a length that is compiled in: the least that keeps them, or the largest."""
-    fits = [(threads * held, threads, held) for threads, held in DESIGNS if threads * held * ELEMENTS >= n]
-    return min(fits)[1:] if fits else DESIGNS[-1]
+    """The design in registers for rows of a length that is compiled in: the least that keeps them."""
+    return min(
+        ((threads, held) for threads, held in IN_REGISTERS if threads * held * ELEMENTS >= n),
+        key=lambda row: row[0] * row[1],
+        default=IN_REGISTERS[-1],
+    )

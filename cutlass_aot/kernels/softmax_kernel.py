@@ -17,12 +17,17 @@ import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.kernels import rows
-from cutlass_aot.kernels.row_designs import WARP
+from cutlass_aot.kernels.kept_rows import keep_packed, keep_row, wait_for
+from cutlass_aot.kernels.row_designs import WARP, RowDesign
+from cutlass_aot.kernels.row_reductions import share, shared_by_warps, shared_numbers
 from cutlass_aot.kernels.vectors import in_vectors, largest_of, load, store, sum_of
 
 LOWEST = -(2.0 - 2.0**-23) * 2.0**127
 """The lowest finite number of f32. A largest element starts from it and not from minus infinity, whose
 difference from itself is NaN."""
+
+STAGED_REGISTERS = 40
+"""Registers of a thread of a staged design, of which the compiler spills none."""
 
 
 def _exponentials(values: Any, largest: Any) -> Any:
@@ -34,13 +39,13 @@ def _exponential(value: Any) -> Any:
     return cute.math.exp2(value * math.log2(math.e), fastmath=True)
 
 
-def _of_row(largest: Any, total: Any, row_threads: int, shared: Any) -> tuple[Any, Any]:
+def _of_row(largest: Any, total: Any, design: RowDesign, shared: Any) -> tuple[Any, Any]:
     """The largest of a row and the sum of exponentials below it, from those of each warp."""
-    if row_threads <= WARP:
+    if design.threads <= WARP:
         return largest, total
-    rows.share([largest, total], 0, row_threads, shared.numbers, shared.barriers)
-    largests, group = rows.shared_by_warps(0, row_threads, shared)
-    totals, _ = rows.shared_by_warps(1, row_threads, shared)
+    share([largest, total], 0, design, shared.numbers, shared.barriers)
+    largests, group = shared_by_warps(0, design, shared)
+    totals, _ = shared_by_warps(1, design, shared)
     largest = largests[0]
     for other in largests[1:]:
         largest = cute.arch.fmax(largest, other)
@@ -52,48 +57,48 @@ def _of_row(largest: Any, total: Any, row_threads: int, shared: Any) -> tuple[An
 
 
 @cute.kernel  # type: ignore[untyped-decorator]
-def softmax_kernel(
-    x: cute.Tensor, out: cute.Tensor, row_threads: cutlass.Constexpr, steps: cutlass.Constexpr
-) -> None:
+def softmax_kernel(x: cute.Tensor, out: cute.Tensor, design: cutlass.Constexpr) -> None:
     """Compute a block's rows.
 
     Args:
         x: (T, n).
         out: (T, n).
-        row_threads: threads of a row.
-        steps: vectors that a thread keeps.
+        design: a :class:`~cutlass_aot.kernels.row_designs.RowDesign`.
     """
+    row_threads, steps = design.threads, design.steps
     elements = rows.vector_elements(x.element_type)
-    row, lane, count, writable = rows.own_row(x, elements, row_threads)
+    row, lane, count, writable = rows.own_row(x, elements, design)
     inputs, outputs = in_vectors(x, elements), in_vectors(out, elements)
-    shared = rows.shared_numbers(row_threads, 2)
-    first, end = rows.beyond(steps, row_threads, lane, count)
+    shared = shared_numbers(design, 2)
+    first, end = rows.beyond(design, lane, count)
 
-    held = cute.make_rmem_tensor(((1, elements), steps), x.element_type)
-    rows.load_row(inputs, row, lane, count, held, row_threads, True)
-    # A vector that is there twice does not change the largest.
+    kept = keep_row(inputs, row, lane, count, x.element_type, design)
+    held = kept.vectors
     largest = cutlass.Float32(LOWEST)
     for step in cutlass.range_constexpr(steps):
-        largest = cute.arch.fmax(largest, largest_of(held[None, step].load().to(cutlass.Float32)))
+        wait_for(kept, step)
+        part = largest_of(held[None, step].load().to(cutlass.Float32))
+        known = step * row_threads + lane < count
+        largest = cute.arch.fmax(largest, cutlass.select_(known, part, cutlass.Float32(LOWEST)))
     # Of what is not kept: the largest until now, and the sum of exponentials below it.
     ahead, below = cutlass.Float32(LOWEST), cutlass.Float32(0.0)
     for vector in cutlass.range(first, end, row_threads, unroll=1):
         values = load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32)
         larger = cute.arch.fmax(ahead, largest_of(values))
-        part = rows.kept(vector < count, sum_of(_exponentials(values, larger)))
+        part = rows.masked(vector < count, sum_of(_exponentials(values, larger)))
         below = below * _exponential(ahead - larger) + part
         ahead = larger
-    rows.keep_packed(held)
+    keep_packed(kept)
     group = min(row_threads, WARP)
     largest = cute.arch.warp_reduction_max(cute.arch.fmax(largest, ahead), threads_in_group=group)
 
     total = below * _exponential(ahead - largest)
     for step in cutlass.range_constexpr(steps):
         part = sum_of(_exponentials(held[None, step].load().to(cutlass.Float32), largest))
-        total += rows.kept(step * row_threads + lane < count, part)
-    rows.keep_packed(held)
+        total += rows.masked(step * row_threads + lane < count, part)
+    keep_packed(kept)
     total = cute.arch.warp_reduction_sum(total, threads_in_group=group)
-    largest, total = _of_row(largest, total, row_threads, shared)
+    largest, total = _of_row(largest, total, design, shared)
     factor = 1.0 / total
 
     for step in cutlass.range_constexpr(steps):
@@ -108,17 +113,18 @@ def softmax_kernel(
 
 @cute.jit  # type: ignore[untyped-decorator]
 def softmax(
-    x: cute.Tensor, out: cute.Tensor, row_threads: cutlass.Constexpr, held: cutlass.Constexpr, stream: Any
+    x: cute.Tensor, out: cute.Tensor, row: cutlass.Constexpr, staged: cutlass.Constexpr, stream: Any
 ) -> None:
     """Launch the kernel.
 
     Args:
         x: (T, n).
         out: (T, n).
-        row_threads: threads of a row.
-        held: vectors of 8 elements that a thread keeps.
+        row: threads of a row, and vectors of 8 elements that each of them keeps.
+        staged: whether they are kept in shared memory.
         stream: CUDA stream.
     """
-    softmax_kernel(x, out, row_threads, rows.steps_of(held, x.element_type)).launch(
-        **rows.launch_shape(x.shape[0], row_threads), stream=stream
+    design = rows.design_of(row, staged, x.element_type)
+    softmax_kernel(x, out, design).launch(
+        **rows.launch_shape(x.shape[0], design, STAGED_REGISTERS), stream=stream
     )

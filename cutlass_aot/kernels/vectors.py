@@ -65,3 +65,15 @@ def largest_of(values: Any) -> Any:
     for i in range(1, cute.size(values.shape)):
         largest = cute.arch.fmax(largest, values[i])
     return largest
+
+
+def keep_packed(held: Any) -> None:
+    """Keep vectors in registers as they were loaded: code after this converts them to f32 anew.
+
+    Otherwise the compiler holds them in f32, in twice the registers, from a reduction to what comes after it.
+    """
+    words = cute.recast_tensor(held, cutlass.Int32)
+    for i in range(cute.size(words.shape)):
+        words[i] = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Int32], read_only_args=[words[i]]
+        )

@@ -31,6 +31,9 @@ _FIRST = 1 << 40
 _WINDOW = 1 << 24
 """Addresses of a block's shared memory, as other blocks of its cluster see it: more than there is of it."""
 
+_DYNAMIC = 192 << 10
+"""Bytes of the shared memory whose size the launch says, where a kernel has some."""
+
 _TOKEN = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 _COMPARISONS = {
     "eq": numpy.equal, "ne": numpy.not_equal, "lt": numpy.less, "le": numpy.less_equal,
@@ -98,6 +101,9 @@ def parse(text: str) -> Program:
         used = -(-used // int(alignment)) * int(alignment)
         shared[name] = used
         used += sizes[kind] * int(count or 1)
+    for alignment, name in re.findall(r"\.extern \.shared \.align (\d+) \.b8 (\w+)\[\];", text):
+        shared[name] = -(-used // int(alignment)) * int(alignment)
+        used = shared[name] + _DYNAMIC
     shared[""] = used
     code: list[Instruction] = []
     labels: dict[str, int] = {}
@@ -216,6 +222,8 @@ class _Cluster:
         self.arrived, self.met, self.unseen = (numpy.zeros(self.count, bool) for _ in range(3))
         # Of each barrier in shared memory, by its place: threads that have to arrive, and bytes that have to.
         self.barriers: dict[int, list[int]] = {}
+        # Of each barrier, bulk copies that nobody has waited for: where to, and what.
+        self.copies: dict[int, list[tuple[Any, Any]]] = {}
 
     def _all(self, value: int, dtype: Any = numpy.uint32) -> Any:
         return numpy.full(self.count, value, dtype)
@@ -324,6 +332,27 @@ class _Cluster:
             columns = numpy.arange(i * bits // 8, (i + 1) * bits // 8)
             target[places[:, None] + columns] = raw.reshape(len(places), bits // 8)
 
+    def _cp(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        """A bulk copy from global memory into the shared memory of the thread's own block."""
+        if kinds[:4] != ["async", "bulk", "shared::cluster", "global"]:
+            raise PtxError("unknown copy")
+        target, places = self._places("shared", operands[0], 16, taken, True)
+        source, starts = self._places("global", operands[1], 16, taken, False)
+        _, barriers = self._places("shared", operands[3], 8, taken, True)
+        sizes = self._value(operands[2])[taken]
+        end = (places // self.program.shared[""] + 1) * self.program.shared[""]
+        if (sizes % 16).any() or not sizes.all() or (places + sizes > end).any():
+            raise PtxError("a copy of part of 16 bytes, of none, or beyond shared memory")
+        for place, start, size, barrier in zip(places, starts, sizes, barriers.tolist(), strict=True):
+            if not self.memory.readable[start : start + size].all():
+                raise PtxError("a read outside the buffers")
+            if barrier not in self.barriers:
+                raise PtxError("there is no barrier for what is copied")
+            self.barriers[barrier][1] -= int(size)
+            # It is there when somebody has waited, and not before.
+            copied = (target[place : place + size], source[start : start + size].copy())
+            self.copies.setdefault(barrier, []).append(copied)
+
     def _prefetch(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         self._places(kinds[0], operands[0], 1, taken, False)
 
@@ -385,6 +414,9 @@ class _Cluster:
         self._set(operands[0], numpy.repeat(reduced, WARP).view(numpy.uint32), taken)
 
     def _bar(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        if kinds[0] == "warp":
+            self._whole_warps(taken)
+            return
         blocks = taken.reshape(-1, self.program.threads)
         if (blocks.any(axis=1) != blocks.all(axis=1)).any():
             raise PtxError("a thread is not at the barrier")
@@ -404,19 +436,24 @@ class _Cluster:
         """A barrier in shared memory, for one phase."""
         name = next(operand for operand in operands if operand.startswith("["))
         _, places = self._places("shared", name, 8, taken, True)
-        for place in places.tolist():
+        # Threads to arrive or bytes to expect, where the instruction says some.
+        counts = self._value(operands[-1])[taken] if kinds[0] != "wait" else places
+        for place, count in zip(places.tolist(), counts.tolist(), strict=True):
             if kinds[0] == "init":
-                self.barriers[place] = [int(self._value(operands[1])[taken][0]), 0]
+                self.barriers[place] = [count, 0]
                 continue
             barrier = self.barriers.get(place)
             if barrier is None or (kinds[0] == "arrive" and not barrier[0]):
                 raise PtxError("a barrier has to be made before each of its phases")
             if kinds[0] == "arrive":
                 barrier[0] -= 1
-                barrier[1] += int(self._value(operands[2])[taken][0])
+                barrier[1] += count
             elif barrier != [0, 0]:
                 # Threads that are behind go first: nobody is left to arrive.
                 raise PtxError(f"a barrier waits for {barrier[0]} threads and {barrier[1]} bytes for ever")
+            else:
+                for target, copied in self.copies.pop(place, ()):
+                    target[:] = copied
         if kinds[0] == "wait":
             self.unseen &= ~taken
 

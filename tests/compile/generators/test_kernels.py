@@ -19,7 +19,7 @@ from cutlass_aot.kernels.gather_rows import gather_rows
 from cutlass_aot.kernels.layer_norm import layer_norm
 from cutlass_aot.kernels.quantize import quantize_fp8
 from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
-from cutlass_aot.kernels.row_designs import DESIGNS
+from cutlass_aot.kernels.row_designs import IN_REGISTERS, STAGED
 from cutlass_aot.kernels.softmax import softmax
 from cutlass_aot.kernels.swiglu import fused_swiglu_fp8, swiglu_fp8
 from cutlass_aot.kernels.top_k_gate import top_k_gate
@@ -48,10 +48,10 @@ def built(tmp_path_factory):
         ("k = [1, 2, 4, 8]", "k = [8]"),
         ('n = ["any", 128, 2048, 4096, 7168]', 'n = ["any", 128, 7168]'),
         ('operation = "fused_swiglu_fp8"', 'operation = "fused_swiglu_fp8"\nmasked = true'),
-        ('operation = "fused_rms_norm"', 'operation = "fused_rms_norm"\nrow = "512x4"'),
-        ('operation = "rms_norm_fp8"', 'operation = "rms_norm_fp8"\nrow = "512x4"'),
-        ('operation = "layer_norm"', 'operation = "layer_norm"\nrow = "512x4"'),
-        ('dtype = ["bf16", "f32"]', 'dtype = "f32"\nrow = ["32x4", "512x4"]'),
+        ('operation = "fused_rms_norm"', 'operation = "fused_rms_norm"\nrow = ["512x4", "256x8"]'),
+        ('operation = "rms_norm_fp8"', 'operation = "rms_norm_fp8"\nrow = ["512x4", "512x8"]'),
+        ('operation = "layer_norm"', 'operation = "layer_norm"\nrow = ["512x4", "512x8"]'),
+        ('dtype = ["bf16", "f32"]', 'dtype = "f32"\nrow = ["32x4", "512x4", "4096x8"]'),
         ('dtype = ["bf16", "f8e4m3"]\nscales = ["none", "rows"]', 'dtype = "f8e4m3"\nscales = "rows"'),
         ("experts = [64, 128, 256]", "experts = 64"),
     ):
@@ -185,8 +185,9 @@ FUNCTIONS = {
 def test_each_was_built_for_each_target(bundle):
     # Of rms_norm: a kernel of two lengths each, and the designs for any length.
     counts = {
-        "swiglu_fp8": 4, "fused_swiglu_fp8": 2, "gather_reduce": 1, "rms_norm": 2 + len(DESIGNS),
-        "fused_rms_norm": 1, "rms_norm_fp8": 2, "quantize_fp8": 2, "layer_norm": 1, "softmax": 2,
+        "swiglu_fp8": 4, "fused_swiglu_fp8": 2, "gather_reduce": 1,
+        "rms_norm": 2 + len(IN_REGISTERS + STAGED),
+        "fused_rms_norm": 2, "rms_norm_fp8": 4, "quantize_fp8": 2, "layer_norm": 2, "softmax": 3,
         "top_k_gate": 2, "expert_rows": 1, "gather_rows": 1,
     }  # fmt: skip
     for operation, count in counts.items():
@@ -203,9 +204,20 @@ def test_rows_are_loaded_in_vectors_of_sixteen_bytes(built):
         assert re.search(r"\bLDG\.E(\.NA)?\.128\b", listing), kernel.name
 
 
+def test_rows_in_shared_memory_are_brought_there_by_bulk_copies(built):
+    staged = [found for found in listings(built, "kernels") if found[0].design.get("staged")]
+    assert len(staged) >= 12
+    for kernel, listing in staged:
+        # Each is issued by a thread of its own, so that there is one instruction for a matrix.
+        matrices = 2 if dict(kernel.kernel.parameters).get("residual") else 1
+        assert len(re.findall(r"\bUBLKCP\b", listing)) == matrices, kernel.name
+        assert re.search(r"\bLDS\.128\b", listing), kernel.name
+
+
 def test_all_loads_of_a_row_are_issued_before_the_first_is_used(built):
     for kernel, listing in listings(built, "kernels"):
-        if kernel.group.operation in ("rms_norm", "layer_norm", "softmax"):
+        row = kernel.group.operation in ("rms_norm", "layer_norm", "softmax")
+        if row and not kernel.design["staged"]:
             _, steps = kernel.design["row"]
             expected = steps * (2 if kernel.group.operation == "softmax" else 1)
             loaded: list[set[int]] = []
@@ -270,7 +282,8 @@ def test_a_bundle_finds_them_by_operands_and_parameters(bundle):
     ("rows", "n", "row"),
     [
         (8192, 128, (16, 1)), (8192, 1024, (32, 4)), (8192, 4096, (128, 4)), (8192, 7168, (256, 4)),
-        (8192, 16384, (512, 4)), (8192, 32768, (1024, 4)), (1, 4096, (512, 2)), (1, 7168, (512, 2)),
+        (8192, 16384, (256, 8)), (8192, 32768, (512, 8)), (64, 16384, (512, 4)), (64, 32768, (1024, 4)),
+        (1, 4096, (512, 2)), (1, 7168, (512, 2)),
     ],
 )  # fmt: skip
 def test_a_design_that_keeps_the_row_is_chosen(bundle, rows, n, row):

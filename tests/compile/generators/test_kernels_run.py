@@ -5,6 +5,8 @@ Their results, and what a GPU would leave undefined: addresses, and threads that
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy
 import pytest
 
@@ -15,8 +17,18 @@ from tests.support.ptx_kernels import Tensor, compile_kernels
 pytestmark = pytest.mark.compile
 
 ROUNDING = {"bf16": 2.0**-8, "f32": 1e-6}
-WIDE, SMALL, TINY, CLUSTER = (128, 4), (32, 4), (16, 1), (1024, 4)
-LARGEST = (4096, 8)
+
+
+class Design(NamedTuple):
+    """The parameters of tuning of kernels that reduce rows."""
+
+    row: tuple[int, int]
+    staged: bool = False
+
+
+WIDE, SMALL, TINY, CLUSTER = (Design(row) for row in ((128, 4), (32, 4), (16, 1), (1024, 4)))
+STAGED, LARGEST = Design((256, 8), True), Design((4096, 8), True)
+DESIGNS = (TINY, SMALL, WIDE, CLUSTER, STAGED)
 NORM = "cutlass_aot.kernels.rms_norm"
 SWIGLU = "cutlass_aot.kernels.swiglu"
 FP8 = {"dtype": "bf16", "out_dtype": "u8"}
@@ -26,17 +38,19 @@ GATE = {"dtype": "f32", "k": 8, "normalised": True}
 def requests():
     """The kernels that are compiled, by a name of the tests."""
     found = {}
-    for row in (TINY, SMALL, WIDE, CLUSTER):
-        found["rms_norm", row] = NORM, "rms_norm", {"n": "any", "dtype": "bf16", "row": row}
-        values = {"dtype": "bf16", "weight": "f32", "residual": True, "row": row}
-        found["fused_rms_norm", row] = NORM, "fused_rms_norm", values
-        found["rms_norm_fp8", row] = NORM, "rms_norm_fp8", {**values, "out_dtype": "u8", "scales": "columns"}
-        values = {"dtype": "bf16", "weight": "bf16", "bias": True, "row": row}
-        found["layer_norm", row] = "cutlass_aot.kernels.layer_norm", "layer_norm", values
-    for row in (TINY, SMALL, WIDE, CLUSTER, LARGEST):
+    for design in DESIGNS:
+        own = design._asdict()
+        found["rms_norm", design] = NORM, "rms_norm", {"n": "any", "dtype": "bf16", **own}
+        values = {"dtype": "bf16", "weight": "f32", "residual": True, **own}
+        found["fused_rms_norm", design] = NORM, "fused_rms_norm", values
+        values = {**values, "out_dtype": "u8", "scales": "columns"}
+        found["rms_norm_fp8", design] = NORM, "rms_norm_fp8", values
+        values = {"dtype": "bf16", "weight": "bf16", "bias": True, **own}
+        found["layer_norm", design] = "cutlass_aot.kernels.layer_norm", "layer_norm", values
+    for design in (*DESIGNS, LARGEST):
         for dtype in ("bf16", "f32"):
-            values = {"dtype": dtype, "row": row}
-            found["softmax", dtype, row] = "cutlass_aot.kernels.softmax", "softmax", values
+            values = {"dtype": dtype, **design._asdict()}
+            found["softmax", dtype, design] = "cutlass_aot.kernels.softmax", "softmax", values
     found["swiglu"] = SWIGLU, "swiglu_fp8", {"n": "any", "dtype": "u8"}
     found["quantize"] = "cutlass_aot.kernels.quantize", "quantize_fp8", {**FP8, "scales": "columns"}
     for gate in ("halves", "alternating"):
@@ -82,10 +96,11 @@ def empty(shape, dtype=numpy.uint16):
     return numpy.full(shape, 77, dtype)
 
 
-def blocks(rows, row):
+def blocks(rows, design):
     """The grid of a kernel that reduces rows, and the blocks of a cluster."""
-    threads = min(512, max(128, row[0]))
-    return (-(-rows * row[0] // threads),), max(1, row[0] // threads)
+    row_threads, _ = design.row
+    threads = min(512, max(128, row_threads))
+    return (-(-rows * row_threads // threads),), max(1, row_threads // threads)
 
 
 def normalised(x, weight, eps=1e-5):
@@ -102,78 +117,88 @@ def check_fp8(out, scale, expected):
     assert relative_error(found, parts) < 0.04
 
 
-def lengths(row):
+def lengths(design):
     """Elements of rows that a design keeps, keeps with a gap, and reads again."""
-    kept = row[0] * row[1] * 8
+    threads, vectors = design.row
+    kept = threads * vectors * 8
     return 8, 136, kept, kept + 8, 2 * kept + 136
 
 
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER])
-def test_rms_norm(kernels, random, row):
-    for n in lengths(row):
+@pytest.mark.parametrize("design", DESIGNS)
+def test_rms_norm(kernels, random, design):
+    for n in lengths(design):
         x, weight = bits(random((5, n))), bits(random(n))
         operands = [Tensor(x, gap=8), Tensor(weight), Tensor(empty(x.shape), True, gap=16), 1e-5]
-        (out,) = kernels["rms_norm", row].launch(operands, *blocks(5, row))
+        (out,) = kernels["rms_norm", design].launch(operands, *blocks(5, design))
         assert relative_error(exact(out), normalised(exact(x), exact(weight))) < ROUNDING["bf16"]
         operands = [Tensor(x, True), Tensor(weight), Tensor(x, True, same_as=0), 1e-5]
-        assert (kernels["rms_norm", row].launch(operands, *blocks(5, row))[1] == out).all()
+        assert (kernels["rms_norm", design].launch(operands, *blocks(5, design))[1] == out).all()
 
 
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER])
-def test_rms_norm_of_a_sum(kernels, random, row):
-    for n in lengths(row):
+@pytest.mark.parametrize("design", DESIGNS)
+def test_rms_norm_of_a_sum(kernels, random, design):
+    for n in lengths(design):
         x, residual, weight = bits(random((5, n))), bits(random((5, n))), bits(random(n), "f32")
         written = [Tensor(empty(x.shape), True), Tensor(empty(x.shape), True, gap=8)]
         operands = [Tensor(x, gap=8), Tensor(residual, gap=16), Tensor(weight), *written, 1e-5]
-        out, total = kernels["fused_rms_norm", row].launch(operands, *blocks(5, row))
+        out, total = kernels["fused_rms_norm", design].launch(operands, *blocks(5, design))
         assert (total == bits(exact(x) + exact(residual))).all()
         assert relative_error(exact(out), normalised(exact(total), weight)) < ROUNDING["bf16"]
         operands = [
             Tensor(x, True), Tensor(residual, True), Tensor(weight), Tensor(x, True, same_as=0),
             Tensor(residual, True, same_as=1), 1e-5,
         ]  # fmt: skip
-        in_place = kernels["fused_rms_norm", row].launch(operands, *blocks(5, row))
+        in_place = kernels["fused_rms_norm", design].launch(operands, *blocks(5, design))
         assert (in_place[0] == out).all()
         assert (in_place[1] == total).all()
 
 
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER])
-def test_rms_norm_to_fp8(kernels, random, row):
-    kept = row[0] * row[1] * 8
+@pytest.mark.parametrize("design", DESIGNS)
+def test_rms_norm_to_fp8(kernels, random, design):
+    kept = lengths(design)[2]
     for n in (128, kept, kept + 384):
         x, residual, weight = bits(random((5, n))), bits(random((5, n))), bits(random(n), "f32")
         written = [Tensor(empty(x.shape, numpy.uint8), True, gap=8), Tensor(empty(x.shape), True)]
         scale = Tensor(empty((5, n // 128), numpy.float32), True, gap=3)
         operands = [Tensor(x, gap=8), Tensor(residual), Tensor(weight), *written, scale, 1e-5]
-        out, total, scales = kernels["rms_norm_fp8", row].launch(operands, *blocks(5, row))
+        out, total, scales = kernels["rms_norm_fp8", design].launch(operands, *blocks(5, design))
         assert (total == bits(exact(x) + exact(residual))).all()
         check_fp8(out, scales, normalised(exact(total), weight))
 
 
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER])
-def test_layer_norm(kernels, random, row):
-    for n in lengths(row):
+@pytest.mark.parametrize("design", DESIGNS)
+def test_layer_norm(kernels, random, design):
+    for n in lengths(design):
         x, weight, bias = bits(random((5, n)) + 5), bits(random(n)), bits(random(n))
         operands = [Tensor(x, gap=8), Tensor(weight), Tensor(bias), Tensor(empty(x.shape), True), 1e-5]
-        (out,) = kernels["layer_norm", row].launch(operands, *blocks(5, row))
+        (out,) = kernels["layer_norm", design].launch(operands, *blocks(5, design))
         centred = exact(x) - exact(x).mean(axis=1, keepdims=True)
         expected = normalised(centred, exact(weight)) + exact(bias)
         assert relative_error(exact(out), expected) < ROUNDING["bf16"]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("row", [TINY, SMALL, WIDE, CLUSTER, LARGEST])
-def test_softmax(kernels, random, row, dtype):
-    for n in lengths(row):
+@pytest.mark.parametrize("design", [*DESIGNS, LARGEST])
+def test_softmax(kernels, random, design, dtype):
+    for n in lengths(design):
         x = random((6, n)) * 4
         x[0, : n // 2] = -numpy.inf
         x[1, :-1] = -numpy.inf
         x = bits(x, dtype)
         operands = [Tensor(x, gap=8), Tensor(empty(x.shape, x.dtype), True, gap=16)]
-        (out,) = kernels["softmax", dtype, row].launch(operands, *blocks(6, row))
+        (out,) = kernels["softmax", dtype, design].launch(operands, *blocks(6, design))
         powers = numpy.exp(exact(x, dtype) - exact(x, dtype).max(axis=1, keepdims=True))
         expected = powers / powers.sum(axis=1, keepdims=True)
         assert relative_error(exact(out, dtype), expected) < ROUNDING[dtype]
+
+
+def without(kernel, operation, count=1000):
+    """A kernel with some of its instructions of a kind left out, the first ones."""
+    code = list(kernel.program.code)
+    places = [place for place, step in enumerate(code) if step.operation.startswith(operation)]
+    for place in places[:count]:
+        code[place] = code[place]._replace(operation="fence")
+    return kernel._replace(program=kernel.program._replace(code=tuple(code)))
 
 
 @pytest.mark.parametrize(
@@ -186,15 +211,21 @@ def test_softmax(kernels, random, row, dtype):
     ],
 )
 def test_blocks_that_do_not_wait_for_each_other_are_an_error(kernels, random, replaced, problem):
-    kernel = kernels["softmax", "bf16", CLUSTER]
-    code = list(kernel.program.code)
-    for place, step in enumerate(code):
-        if step.operation.startswith(replaced):
-            code[place] = step._replace(operation="fence")
-    broken = kernel._replace(program=kernel.program._replace(code=tuple(code)))
+    broken = without(kernels["softmax", "bf16", CLUSTER], replaced)
     x = bits(random((1, 8192)))
     with pytest.raises(PtxError, match=problem):
         broken.launch([Tensor(x), Tensor(empty(x.shape), True)], *blocks(1, CLUSTER))
+
+
+def test_a_row_in_shared_memory_is_waited_for(kernels, random):
+    kernel = kernels["softmax", "bf16", STAGED]
+    x = bits(random((1, 4096)))
+    operands = [Tensor(x), Tensor(empty(x.shape), True)]
+    (expected,) = kernel.launch(operands, *blocks(1, STAGED))
+    (early,) = without(kernel, "mbarrier.wait", 1).launch(operands, *blocks(1, STAGED))
+    assert (early != expected).any()
+    with pytest.raises(PtxError, match="waits for 0 threads and 4096 bytes for ever"):
+        without(kernel, "cp.async.bulk").launch(operands, *blocks(1, STAGED))
 
 
 def test_softmax_of_no_numbers_is_none(kernels, random):

@@ -71,7 +71,7 @@ def test_problems_that_were_measured(groups: list[Group], tuning: Tuning) -> Non
 
 def test_kernels_that_were_not_measured(groups: list[Group], tuning: Tuning) -> None:
     for group, candidates in groups:
-        found = Accuracy.of(without_kernels(candidates, group.problems, tuning.machine), 1)
+        found = Accuracy.of(without_kernels(candidates, group.problems[::3], tuning.machine), 1)
         assert found.mean <= 1.06
 
 

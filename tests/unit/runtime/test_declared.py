@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,7 @@ from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference, find, import_plugin, references
 from cutlass_aot.kernels.layer_norm import layer_norm
 from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
+from cutlass_aot.kernels.row_designs import DESIGNS
 from cutlass_aot.kernels.softmax import softmax
 from cutlass_aot.manifest.model import parse_manifest
 from cutlass_aot.runtime import bundle_search, declared
@@ -274,11 +276,15 @@ def test_a_combination_that_a_target_has_not_is_left_out(monkeypatch):
 
 @pytest.mark.parametrize("declared_kernel", [rms_norm, fused_rms_norm, rms_norm_fp8, layer_norm, softmax])
 def test_designs_with_clusters_are_of_targets_that_have_them(declared_kernel):
-    designs = declared_kernel.tuning["row"]
-    for target, most in (("sm_80", 512), ("sm_89", 512), ("sm_90a", 4096), ("sm_121a", 4096)):
-        found = [row for row in designs if declared_kernel.available(target, {"row": row})]
-        assert found == [row for row in designs if row[0] <= most]
-        assert found[0] == (256, 4)
+    designs = [dict(zip(DESIGNS, pair, strict=True)) for pair in product(*declared_kernel.tuning.values())]
+    known = [design for design in designs if declared_kernel.available("sm_90a", design)]
+    # Each pair of numbers is one design, in registers or in shared memory, or two.
+    assert {design["row"] for design in known} == {*declared_kernel.tuning["row"]}
+    assert {design["staged"] for design in known} == {False, True}
+    for target, old in (("sm_80", True), ("sm_89", True), ("sm_100a", False), ("sm_121a", False)):
+        found = [design for design in designs if declared_kernel.available(target, design)]
+        assert found == [d for d in known if not old or (d["row"][0] <= 512 and not d["staged"])]
+        assert found[0] == {"row": (256, 4), "staged": False}
 
 
 def test_it_answers_problems_that_describe_its_operands_and_no_others():
