@@ -16,7 +16,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
-from cutlass_aot.kernels.vectors import largest_of, store
+from cutlass_aot.kernels.vectors import largest_of
 
 BLOCK_COLUMNS = 128
 """Columns that share a scale."""
@@ -28,6 +28,16 @@ SMALLEST_MAXIMUM = 2.0**-100
 def as_fp8(out: Any) -> Any:
     """An output as f8e4m3, where it has its bytes as u8; else as it is."""
     return cute.recast_tensor(out, cutlass.Float8E4M3FN) if out.element_type == cutlass.Uint8 else out
+
+
+def _store(outputs: Any, row: Any, vector: Any, values: Any) -> None:
+    """Store f32 values as one vector of FP8, four of them in a word."""
+    held = cute.make_rmem_tensor(values.shape, cutlass.Float8E4M3FN)
+    held.store(values.to(cutlass.Float8E4M3FN))
+    words = cute.recast_tensor(held, cutlass.Int32).load()
+    # The compiler takes no vector of one word.
+    value = words[0] if cute.size(words.shape) == 1 else words.ir_value()
+    cute.arch.store(outputs[(None, (row, vector))].iterator, value)
 
 
 @cute.jit  # type: ignore[untyped-decorator]
@@ -48,6 +58,6 @@ def store_scaled(outputs: Any, scale: Any, row: Any, vector: Any, count: Any, va
     largest = cute.arch.fmax(cutlass.Float32(SMALLEST_MAXIMUM), largest_of(cute.math.abs(values)))
     largest = cute.arch.warp_reduction_max(largest, threads_in_group=threads)
     if vector < count:
-        store(outputs, row, vector, values * (LARGEST / largest))
+        _store(outputs, row, vector, values * (LARGEST / largest))
         if vector % threads == 0:
             scale[row, vector // threads] = largest / LARGEST

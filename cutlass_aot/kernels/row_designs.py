@@ -3,7 +3,7 @@
 ``row`` is a pair: threads of a row, and vectors of eight elements that a thread keeps. ``staged`` says where:
 in registers, or in shared memory, to which bulk copies bring them. Registers are faster where there are few
 rows, since nothing lies between memory and them. Shared memory is faster where there are many: more of them
-are on their way at once, 160 KiB on an SM where registers take 64.
+are on their way at once, 160 KB on an SM where registers take 64.
 
 Each design computes rows of any length. The cost formula takes one that keeps the whole row, with few threads
 and many loads each where there are many rows, and with many threads where there are few.
@@ -100,7 +100,7 @@ class RowDesign:
             registers: of a thread.
             rows: that a block keeps.
         """
-        # Beside rows, a block has barriers, the numbers that its warps share, and 1 KiB of the system's.
+        # Beside rows, a block has barriers, the numbers that its warps share, and 1024 bytes of the system's.
         bytes_of_block = rows * self.staged_bytes + 2048
         return min(SM_REGISTERS // (registers * self.block_threads), SM_SHARED_BYTES // bytes_of_block)
 
@@ -128,8 +128,8 @@ def cost(n: str, moved: str) -> str:
     for. That is where staged designs are ahead, the more the faster the memory is.
 
     The constants were fitted to times of five kernels on an H100, with 1 to 16,384 rows of 1,024 to 152,064
-    elements, so that what is taken needs 1.005 times as long as the fastest there, and to those of
-    docs/results/kernels.md on an H200.
+    elements, so that what is taken needs 1.004 to 1.011 times as long as the fastest, and to times of designs
+    in registers on an H200 (docs/results/kernels.md).
 
     Args:
         n: the number of elements of a row, by its name or a formula.
