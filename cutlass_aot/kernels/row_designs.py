@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cutlass_aot.schema.kernels.design import DesignValue
-from cutlass_aot.schema.targets import Target
+from cutlass_aot.schema.targets import HARDWARE, RESERVED_BYTES, Target
 
 MODULES = tuple(
     f"cutlass_aot.kernels.{name}"
@@ -36,9 +36,10 @@ MOST_BLOCK_THREADS = 512
 """Most threads of a block: a row of more threads has several blocks, which are a cluster."""
 
 SM_REGISTERS = 65536
-SM_SHARED_BYTES = 227 * 1024
-"""What blocks share on an SM of compute capability 9.0 or 10.0. Source: CUDA Programming Guide, "Compute
-Capabilities"."""
+"""Registers of an SM. Source: CUDA Programming Guide, "Technical Specifications per Compute Capability"."""
+
+SM_SHARED_BYTES = HARDWARE["sm_90a"].sm.shared_bytes
+"""Shared memory of an SM that staged designs are made for."""
 
 IN_REGISTERS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
 """Designs that keep a row in registers: up to 32,768 elements. The first is what a program under policy
@@ -100,21 +101,24 @@ class RowDesign:
             registers: of a thread.
             rows: that a block keeps.
         """
-        # Beside rows, a block has barriers, the numbers that its warps share, and 1024 bytes of the system's.
-        bytes_of_block = rows * self.staged_bytes + 2048
+        # Beside rows, a block has barriers and the numbers that its warps share.
+        bytes_of_block = rows * self.staged_bytes + 1024 + RESERVED_BYTES
         return min(SM_REGISTERS // (registers * self.block_threads), SM_SHARED_BYTES // bytes_of_block)
 
 
 def available(target: str, values: Mapping[str, DesignValue]) -> bool:
-    """Whether a target has a design: clusters and bulk copies are there from compute capability 9.0 on.
+    """Whether a target has a design.
 
-    Source: CUDA Programming Guide, "Thread Block Clusters" and "Asynchronous Data Copies".
+    Clusters and bulk copies are there from compute capability 9.0 on, but GPUs of 12.0 have half the shared
+    memory. Source: CUDA Programming Guide, "Thread Block Clusters" and "Asynchronous Data Copies".
     """
-    row, staged = values["row"], values["staged"]
-    if row not in ((*STAGED, *LONGER_STAGED) if staged else (*IN_REGISTERS, *LONGER_IN_REGISTERS)):
+    row, modern = values["row"], Target.parse(target).major >= 9
+    if values["staged"]:
+        fits = modern and HARDWARE[target].sm.shared_bytes >= SM_SHARED_BYTES
+        return fits and row in (*STAGED, *LONGER_STAGED)
+    if row not in (*IN_REGISTERS, *LONGER_IN_REGISTERS):
         return False
-    in_one_block = isinstance(row, tuple) and row[0] <= MOST_BLOCK_THREADS
-    return Target.parse(target).major >= 9 or (in_one_block and not staged)
+    return modern or (isinstance(row, tuple) and row[0] <= MOST_BLOCK_THREADS)
 
 
 def cost(n: str, moved: str) -> str:

@@ -281,10 +281,12 @@ def test_designs_with_clusters_are_of_targets_that_have_them(declared_kernel):
     # Each pair of numbers is one design, in registers or in shared memory, or two.
     assert {design["row"] for design in known} == {*declared_kernel.tuning["row"]}
     assert {design["staged"] for design in known} == {False, True}
-    for target, old in (("sm_80", True), ("sm_89", True), ("sm_100a", False), ("sm_121a", False)):
+    for target, most in (("sm_80", 512), ("sm_89", 512), ("sm_120a", 4096), ("sm_121a", 4096)):
         found = [design for design in designs if declared_kernel.available(target, design)]
-        assert found == [d for d in known if not old or (d["row"][0] <= 512 and not d["staged"])]
+        assert found == [d for d in known if d["row"][0] <= most and not d["staged"]]
         assert found[0] == {"row": (256, 4), "staged": False}
+    for target in ("sm_100f", "sm_103a", "sm_110a"):
+        assert [design for design in designs if declared_kernel.available(target, design)] == known
 
 
 def test_it_answers_problems_that_describe_its_operands_and_no_others():
