@@ -58,19 +58,20 @@ def _begin_copies(
     cute.arch.sync_threads()
 
 
-def keep_row(source: Any, row: Any, lane: Any, count: Any, dtype: Any, design: RowDesign) -> KeptRow:
+def keep_row(source: Any, row: Any, lane: Any, count: Any, design: RowDesign) -> KeptRow:
     """Begin to load what this thread keeps of a row.
 
-    In registers, a vector beyond the row's ``count`` is the row's last. In shared memory it is anything.
+    In registers, a vector beyond the row's ``count`` is the row's last. In shared memory its contents are
+    undefined.
 
     Args:
         source: the matrix, by :func:`.vectors.in_vectors`.
         row: the row.
         lane: this thread among the row's.
         count: vectors of the row.
-        dtype: element type of the matrix.
         design: the design.
     """
+    dtype = source.element_type
     elements = vector_elements(dtype)
     if not design.staged:
         held = cute.make_rmem_tensor(((1, elements), design.steps), dtype)

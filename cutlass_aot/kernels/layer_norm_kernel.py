@@ -3,7 +3,7 @@
     out[t] = (x[t] - mean(x[t])) / sqrt(variance(x[t]) + eps) * weight + bias
 
 in f32, rounded once. The variance is the mean square of the differences from the mean, which are taken once
-the mean is known: the row is in registers, and nothing cancels as in a difference of mean squares.
+the mean is known: the row is kept, and nothing cancels as in a difference of mean squares.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from cutlass_aot.kernels.row_weights import begin_weights, weights_of
 from cutlass_aot.kernels.vectors import as_row, in_vectors, load, store, sum_of
 
 STAGED_REGISTERS = 48
-"""Registers of a thread of a staged design, of which the compiler spills none."""
+"""Registers of a thread by which the blocks of an SM are computed for a staged design: with these, no kernel
+spills."""
 
 
 @cute.kernel  # type: ignore[untyped-decorator]
@@ -51,11 +52,11 @@ def layer_norm_kernel(
     first, end = rows.beyond(design, lane, count)
     columns = cutlass.Float32(x.shape[1])
 
-    kept = keep_row(inputs, row, lane, count, x.element_type, design)
+    kept = keep_row(inputs, row, lane, count, design)
     held = kept.vectors
     # The weight, and the bias behind it.
     parameters = [weights] if bias is None else [weights, in_vectors(bias, elements)]
-    gains = begin_weights(parameters, row, lane, count, weight.element_type, design)
+    gains = begin_weights(parameters, row, lane, count, design)
     total = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
         wait_for(kept, step)

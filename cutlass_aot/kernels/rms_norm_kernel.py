@@ -23,7 +23,8 @@ from cutlass_aot.kernels.row_weights import begin_weights, weights_of
 from cutlass_aot.kernels.vectors import as_row, in_vectors, load, store, sum_of
 
 STAGED_REGISTERS = 48
-"""Registers of a thread of a staged design, of which the compiler spills none."""
+"""Registers of a thread by which the blocks of an SM are computed for a staged design: with these, no kernel
+spills."""
 
 
 def _normalised(values: Any, factor: Any, gain: Any) -> Any:
@@ -72,13 +73,13 @@ def rms_norm_kernel(
     outputs = in_vectors(out, elements)
     shared = shared_numbers(design, 1)
 
-    kept = keep_row(inputs, row, lane, count, dtype, design)
+    kept = keep_row(inputs, row, lane, count, design)
     held = kept.vectors
     if cutlass.const_expr(residual is not None):
         residuals, sums = in_vectors(residual, elements), in_vectors(residual_out, elements)
-        to_add = keep_row(residuals, row, lane, count, dtype, design)
+        to_add = keep_row(residuals, row, lane, count, design)
         added = to_add.vectors
-    gains = begin_weights([weights], row, lane, count, weight.element_type, design)
+    gains = begin_weights([weights], row, lane, count, design)
 
     first, end = rows.beyond(design, lane, count)
     total = cutlass.Float32(0.0)
@@ -115,7 +116,8 @@ def rms_norm_kernel(
         if cutlass.const_expr(scale is None or step == 0):
             _write(outputs, scale, row, vector, writable, values)
         elif vector - lane % WARP < count:
-            # Shuffles take all threads of a warp. Where none has a vector they are left out.
+            # Shuffles take all threads of a warp. Where none has a vector, they are left out; in the first
+            # step each row has one.
             _write(outputs, scale, row, vector, writable, values)
     for other in cutlass.range(first, end, row_threads, unroll=1):
         place = cutlass.min(other, count - 1)

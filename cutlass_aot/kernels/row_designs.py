@@ -3,10 +3,10 @@
 ``row`` is a pair: threads of a row, and vectors of eight elements that a thread keeps. ``staged`` says where:
 in registers, or in shared memory, to which bulk copies bring them. Registers are faster where there are few
 rows, since nothing lies between memory and them. Shared memory is faster where there are many: more of them
-are on their way at once, 160 KB on an SM where registers take 64.
+are on their way at once, 128 to 192 KB on an SM where registers take 64.
 
-Each design computes rows of any length. The cost formula takes one that keeps the whole row, with few threads
-and many loads each where there are many rows, and with many threads where there are few.
+Each design computes rows of any length. The cost formula takes one that keeps the whole row, if there is one,
+with few threads and many loads each where there are many rows, and with many threads where there are few.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cutlass_aot.schema.kernels.design import DesignValue
-from cutlass_aot.schema.targets import HARDWARE, RESERVED_BYTES, Target
+from cutlass_aot.schema.targets import HARDWARE, Target
 
 MODULES = tuple(
     f"cutlass_aot.kernels.{name}"
@@ -35,11 +35,9 @@ BLOCK_THREADS = 128
 MOST_BLOCK_THREADS = 512
 """Most threads of a block: a row of more threads has several blocks, which are a cluster."""
 
-SM_REGISTERS = 65536
-"""Registers of an SM. Source: CUDA Programming Guide, "Technical Specifications per Compute Capability"."""
-
-SM_SHARED_BYTES = HARDWARE["sm_90a"].sm.shared_bytes
-"""Shared memory of an SM that staged designs are made for."""
+SM_REGISTERS, SM_SHARED_BYTES = 65536, 228 * 1024
+"""Registers and shared memory of an SM that staged designs are made for: those of compute capability 9.0.
+Source: CUDA Programming Guide, "Technical Specifications per Compute Capability"."""
 
 IN_REGISTERS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
 """Designs that keep a row in registers: up to 32,768 elements. The first is what a program under policy
@@ -63,6 +61,10 @@ LONGER_DESIGNS: Mapping[str, tuple[DesignValue, ...]] = {
     "staged": (False, True),
 }
 """The same for rows as long as a vocabulary."""
+
+
+NOT_KEPT = 10**9
+"""Clock cycles: more than a launch takes."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +103,16 @@ class RowDesign:
             registers: of a thread.
             rows: that a block keeps.
         """
-        # Beside rows, a block has barriers and the numbers that its warps share.
-        bytes_of_block = rows * self.staged_bytes + 1024 + RESERVED_BYTES
+        # Beside rows, a block has barriers, numbers that its warps share, and 1,024 bytes of the system's.
+        bytes_of_block = rows * self.staged_bytes + 2048
         return min(SM_REGISTERS // (registers * self.block_threads), SM_SHARED_BYTES // bytes_of_block)
 
 
 def available(target: str, values: Mapping[str, DesignValue]) -> bool:
     """Whether a target has a design.
 
-    Clusters and bulk copies are there from compute capability 9.0 on, but GPUs of 12.0 have half the shared
-    memory. Source: CUDA Programming Guide, "Thread Block Clusters" and "Asynchronous Data Copies".
+    Clusters and bulk copies are there from compute capability 9.0 on. GPUs of 12.0 and 12.1 have too little
+    shared memory. Source: CUDA Programming Guide, "Thread Block Clusters" and "Asynchronous Data Copies".
     """
     row, modern = values["row"], Target.parse(target).major >= 9
     if values["staged"]:
@@ -122,18 +124,19 @@ def available(target: str, values: Mapping[str, DesignValue]) -> bool:
 
 
 def cost(n: str, moved: str) -> str:
-    """The cost formula, in clock cycles.
+    """The cost formula, in clock cycles; ``row_0`` and ``row_1`` in it are the two numbers of ``row``.
 
-    First the waves of blocks that fit on the GPU, times what another wave takes: the latency of memory as far
-    as other rows do not hide it, a little for each vector of a thread and for each warp of a row, that of a
-    cluster where there is one, that of shared memory for a staged design, and the latency of memory in full
-    for each vector beyond those that are kept. Then the longest of three times for the rows of an SM: to move
-    their bytes, to issue their instructions, and to begin and end them as many at a time as there is room
-    for. That is where staged designs are ahead, the more the faster the memory is.
+    First the waves of blocks, times what another wave takes: the latency of memory as far as other rows do
+    not hide it, a little for each vector of a thread and for each warp of a row, that of a cluster where
+    there is one, and that of shared memory for a staged design. Then the longest of three times for the rows
+    of an SM: to move their bytes, to issue their instructions, and to begin and end them as many at a time as
+    there is room for. That is where staged designs are ahead, the more the faster the memory is. A design
+    that does not keep the whole row comes after all that do: few of its times were measured.
 
-    The constants were fitted to times of five kernels on an H100, with 1 to 16,384 rows of 1,024 to 152,064
-    elements, so that what is taken needs 1.004 to 1.011 times as long as the fastest, and to times of designs
-    in registers on an H200 (docs/results/kernels.md).
+    The constants were fitted to times of five kernels with bf16 on an H100, with 1 to 16,384 rows of 1,024 to
+    152,064 elements, so that what is taken needs 1.004 to 1.011 times as long as the fastest, and to times of
+    designs in registers on an H200 (docs/results/kernels.md). So is the room on an SM, as if threads of a
+    staged design had 34 registers. Kernels with f32 were not measured.
 
     Args:
         n: the number of elements of a row, by its name or a formula.
@@ -143,7 +146,8 @@ def cost(n: str, moved: str) -> str:
     beyond = f"maximum(0, {vectors} - row_1)"
     resident = f"minimum(2048, {SM_REGISTERS} / (34 * staged + (15 + 10 * row_1) * (1 - staged)))"
     return (
-        f"ceil(T / sm_count / {resident} * row_0)"
+        f"{NOT_KEPT} * minimum(1, {beyond})"
+        f" + ceil(T / sm_count / {resident} * row_0)"
         f" * (490 + 40 * {vectors} + row_0 / 70 + 1500 * {beyond} + 870 * staged"
         f" + 170 * minimum(1, maximum(0, row_0 / {MOST_BLOCK_THREADS} - 1)))"
         f" + T / sm_count * maximum("

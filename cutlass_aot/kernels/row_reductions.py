@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 
-from cutlass_aot.kernels.row_designs import MOST_BLOCK_THREADS, WARP, RowDesign
+from cutlass_aot.kernels.row_designs import WARP, RowDesign
 
 
 class Shared(NamedTuple):
@@ -88,7 +88,7 @@ def share(
         if thread % WARP < design.blocks:
             there = cute.arch.map_dsmem_ptr(numbers.iterator, thread % WARP)
             counted = cute.arch.map_dsmem_ptr(barrier, thread % WARP).toint()
-            warp = cute.arch.block_idx_in_cluster() * (MOST_BLOCK_THREADS // WARP) + thread // WARP
+            warp = cute.arch.block_idx_in_cluster() * (design.block_threads // WARP) + thread // WARP
             for i in cutlass.range_constexpr(len(values)):
                 place = (there + cute.crd2idx((warp, first + i), numbers.layout)).toint()
                 cute.arch.inline_ptx(

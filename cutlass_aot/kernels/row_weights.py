@@ -48,10 +48,9 @@ class Weights(NamedTuple):
     early: bool
 
 
-def begin_weights(
-    sources: list[Any], row: Any, lane: Any, count: Any, dtype: Any, design: RowDesign
-) -> Weights:
-    """Load weights if there is room for all of them; else fetch them into the L2 cache."""
+def begin_weights(sources: list[Any], row: Any, lane: Any, count: Any, design: RowDesign) -> Weights:
+    """Load weights, of one element type, if there is room for all; else fetch them into the L2 cache."""
+    dtype = sources[0].element_type
     elements = cute.size(sources[0].shape[0])
     registers = elements * dtype.width // 32 * len(sources)
     together = min(design.steps, max(1, WEIGHT_REGISTERS // registers))

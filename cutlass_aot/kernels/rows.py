@@ -1,9 +1,10 @@
 """Rows of a matrix and their threads, for kernels that reduce rows. It imports the DSL.
 
 A row belongs to the threads of a design (:mod:`.row_designs`): a part of a warp, a warp, a whole block, or
-the blocks of a cluster. Vectors have 16 bytes of the row's element type, and vector ``v`` of a row belongs to
-thread ``v % threads``. A thread keeps the first of its vectors (:mod:`.kept_rows`); what lies beyond is read
-again when it is needed, so that each design computes a row of any length.
+the blocks of a cluster. Vectors have 16 bytes of the row's element type. In each step the threads of a row
+have one vector each, those that follow the vectors of the step before. A thread keeps its vectors of the
+first steps (:mod:`.kept_rows`); what lies beyond is read again when it is needed, so that each design
+computes a row of any length.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import cutlass.cute as cute
 from cutlass_aot.kernels.row_designs import (
     BLOCK_THREADS,
     ELEMENTS,
-    MOST_BLOCK_THREADS,
     WARP,
     RowDesign,
 )
@@ -29,8 +29,9 @@ def launch_shape(rows: Any, design: RowDesign, registers: int, kept: int = 1) ->
     Args:
         rows: of the matrix.
         design: the design.
-        registers: that a thread may have where rows are kept in shared memory, so that as many blocks run on
-            an SM as that has room for. Without a limit the compiler takes more, to no avail.
+        registers: of a thread of a staged design, by which it is computed how many blocks an SM is to have
+            room for. The compiler keeps to that; without it, it takes more registers, and fewer rows are on
+            their way.
         kept: rows that a block keeps: more than one where there are several matrices.
     """
     return {
@@ -70,7 +71,7 @@ def own_row(tensor: Any, elements: int, design: RowDesign) -> tuple[Any, Any, An
     rows, columns = tensor.shape
     count = columns // elements
     if design.blocks > 1:
-        return block // design.blocks, block % design.blocks * MOST_BLOCK_THREADS + thread, count, count
+        return block // design.blocks, block % design.blocks * design.block_threads + thread, count, count
     if design.threads >= BLOCK_THREADS:
         return block, thread, count, count
     row = block * (BLOCK_THREADS // design.threads) + thread // design.threads

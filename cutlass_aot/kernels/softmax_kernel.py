@@ -27,7 +27,8 @@ LOWEST = -(2.0 - 2.0**-23) * 2.0**127
 difference from itself is NaN."""
 
 STAGED_REGISTERS = 40
-"""Registers of a thread of a staged design, of which the compiler spills none."""
+"""Registers of a thread by which the blocks of an SM are computed for a staged design: with these, no kernel
+spills."""
 
 
 def _exponentials(values: Any, largest: Any) -> Any:
@@ -72,7 +73,7 @@ def softmax_kernel(x: cute.Tensor, out: cute.Tensor, design: cutlass.Constexpr) 
     shared = shared_numbers(design, 2)
     first, end = rows.beyond(design, lane, count)
 
-    kept = keep_row(inputs, row, lane, count, x.element_type, design)
+    kept = keep_row(inputs, row, lane, count, design)
     held = kept.vectors
     largest = cutlass.Float32(LOWEST)
     for step in cutlass.range_constexpr(steps):

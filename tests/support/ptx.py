@@ -222,8 +222,13 @@ class _Cluster:
         self.arrived, self.met, self.unseen = (numpy.zeros(self.count, bool) for _ in range(3))
         # Of each barrier in shared memory, by its place: threads that have to arrive, and bytes that have to.
         self.barriers: dict[int, list[int]] = {}
-        # Of each barrier, bulk copies that nobody has waited for: where to, and what.
-        self.copies: dict[int, list[tuple[Any, Any]]] = {}
+        # Of each barrier, bulk copies that nobody has waited for: where to, where from, and what was there.
+        self.copies: dict[int, list[tuple[Any, Any, Any]]] = {}
+        # Of each byte of shared memory the number of the barrier that a copy of it completes at, or 0; and of
+        # each such barrier and each thread, whether it has waited there.
+        self.copied_at = numpy.zeros(len(self.shared), numpy.int32)
+        self.numbers: dict[int, int] = {}
+        self.waited = numpy.ones((1, self.count), bool)
 
     def _all(self, value: int, dtype: Any = numpy.uint32) -> Any:
         return numpy.full(self.count, value, dtype)
@@ -242,6 +247,8 @@ class _Cluster:
                 self.place[self.active] += 1
                 kind = instruction.operation.split(".")[0]
                 if kind == "ret":
+                    if self.copies:
+                        raise PtxError("a thread leaves while a copy is on its way")
                     if (self.unseen | self.arrived)[taken].any():
                         raise PtxError("a thread leaves before it has waited for other blocks")
                     self.place[taken] = len(code)
@@ -350,8 +357,12 @@ class _Cluster:
                 raise PtxError("there is no barrier for what is copied")
             self.barriers[barrier][1] -= int(size)
             # It is there when somebody has waited, and not before.
-            copied = (target[place : place + size], source[start : start + size].copy())
-            self.copies.setdefault(barrier, []).append(copied)
+            there = source[start : start + size]
+            self.copies.setdefault(barrier, []).append((target[place : place + size], there, there.copy()))
+            if barrier not in self.numbers:
+                self.numbers[barrier] = len(self.waited)
+                self.waited = numpy.vstack([self.waited, numpy.zeros(self.count, bool)])
+            self.copied_at[place : place + size] = self.numbers[barrier]
 
     def _prefetch(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         self._places(kinds[0], operands[0], 1, taken, False)
@@ -370,7 +381,11 @@ class _Cluster:
             own = self.program.shared[""]
             if ((rank < 0) | (rank * own >= len(self.shared)) | (places < 0) | (places + size > own)).any():
                 raise PtxError("an access outside shared memory")
-            return self.shared, rank * own + places
+            found = rank * own + places
+            numbers = self.copied_at[found]
+            if numbers.any() and not self.waited[numbers, numpy.flatnonzero(taken)].all():
+                raise PtxError("a thread has not waited for the copy of what it reads or writes")
+            return self.shared, found
         places = places - _FIRST
         allowed = self.memory.writable if write else self.memory.readable
         if ((places < 0) | (places + size > len(allowed))).any():
@@ -452,10 +467,16 @@ class _Cluster:
                 # Threads that are behind go first: nobody is left to arrive.
                 raise PtxError(f"a barrier waits for {barrier[0]} threads and {barrier[1]} bytes for ever")
             else:
-                for target, copied in self.copies.pop(place, ()):
+                for target, source, copied in self.copies.pop(place, ()):
+                    if (source != copied).any():
+                        raise PtxError("what is copied was overwritten before the copy was waited for")
                     target[:] = copied
         if kinds[0] == "wait":
             self.unseen &= ~taken
+            threads = numpy.flatnonzero(taken)
+            for thread, place in zip(threads.tolist(), places.tolist(), strict=True):
+                if place in self.numbers:
+                    self.waited[self.numbers[place], thread] = True
 
     def _fence(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         """Nothing: threads see what others did."""
