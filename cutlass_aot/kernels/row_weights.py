@@ -39,13 +39,12 @@ class Weights(NamedTuple):
 
     Attributes:
         sources: each (vector) in global memory, by :func:`.vectors.in_vectors` of one row.
-        held: of each, those of as many steps as are loaded together, in registers.
-        early: whether these are all, which are loaded before the row is reduced.
+        held: of each, those of as many steps as are loaded together, in registers. If these are all, they are
+            loaded before the row is reduced.
     """
 
     sources: list[Any]
     held: list[Any]
-    early: bool
 
 
 def begin_weights(sources: list[Any], row: Any, lane: Any, count: Any, design: RowDesign) -> Weights:
@@ -55,19 +54,18 @@ def begin_weights(sources: list[Any], row: Any, lane: Any, count: Any, design: R
     registers = elements * dtype.width // 32 * len(sources)
     together = min(design.steps, max(1, WEIGHT_REGISTERS // registers))
     held = [cute.make_rmem_tensor(((1, elements), together), dtype) for _ in sources]
-    early = together == design.steps
     for source, own in zip(sources, held, strict=True):
-        if early:
+        if together == design.steps:
             load_row(source, 0, lane, count, own, design.threads, False)
         else:
             _prefetch(source, row, lane, count, design)
-    return Weights(sources, held, early)
+    return Weights(sources, held)
 
 
 def weights_of(weights: Weights, step: int, lane: Any, count: Any, design: RowDesign) -> list[Any]:
     """The weights of a step."""
     together = weights.held[0].shape[1]
-    if not weights.early and step % together == 0:
+    if together < design.steps and step % together == 0:
         for source, own in zip(weights.sources, weights.held, strict=True):
             load_row(source, 0, step * design.threads + lane, count, own, design.threads, False)
     return [own[None, step % together].load() for own in weights.held]

@@ -278,7 +278,7 @@ def test_a_combination_that_a_target_has_not_is_left_out(monkeypatch):
 def test_designs_with_clusters_are_of_targets_that_have_them(declared_kernel):
     designs = [dict(zip(DESIGNS, pair, strict=True)) for pair in product(*declared_kernel.tuning.values())]
     known = [design for design in designs if declared_kernel.available("sm_90a", design)]
-    # Each pair of numbers is one design, in registers or in shared memory, or two.
+    # Each pair of numbers belongs to a design, in registers or in shared memory.
     assert {design["row"] for design in known} == {*declared_kernel.tuning["row"]}
     assert {design["staged"] for design in known} == {False, True}
     for target, most in (("sm_80", 512), ("sm_89", 512), ("sm_120a", 4096), ("sm_121a", 4096)):
