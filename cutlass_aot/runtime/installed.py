@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutlass_aot.errors import BundleError, CutlassAotError, DeviceError, UntrustedBundle
 from cutlass_aot.runtime.bundle import Bundle, note_opened
@@ -15,6 +15,7 @@ from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory, open_directory
 from cutlass_aot.runtime.search_path import FOLDER, InstalledBundle, installed_directories, located
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.versions import order
 from cutlass_aot.schema.words import did_you_mean, plural

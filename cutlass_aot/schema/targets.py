@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import NamedTuple
+
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 _TARGET = re.compile(r"sm_(\d{2,3})([af]?)", re.ASCII)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cutlass_aot.errors import SignatureError, UntrustedBundle
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.files.signatures import PublicKey

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from cutlass_aot.errors import BundleError
 from cutlass_aot.runtime.files.file_lock import Lock
@@ -27,6 +26,7 @@ from cutlass_aot.runtime.launching.code_cache import (
     read_part,
 )
 from cutlass_aot.schema.encoding import digest
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 LIMIT_VARIABLE = "CUTLASS_AOT_CACHE_BYTES"
 DEFAULT_LIMIT = 4_000_000_000

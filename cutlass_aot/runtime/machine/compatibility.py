@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from cutlass_aot.schema.bundles.catalog import Catalog, VersionRequirements
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS, Target, minimum_cuda
 from cutlass_aot.schema.versions import is_version, major_minor, order, release, without_post
 

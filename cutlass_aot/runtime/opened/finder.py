@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutlass_aot.errors import (
     CorruptFile,
@@ -28,6 +28,7 @@ from cutlass_aot.runtime.selection.cost_model import Candidates, Estimate
 from cutlass_aot.runtime.selection.query import Computation, Query
 from cutlass_aot.runtime.selection.tiers import Constants, KnownSpeeds, Preference, Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.targets import Target
 from cutlass_aot.schema.tuning.costs import Machine, typical_machine
 from cutlass_aot.schema.tuning.ranking import Extents

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry, signature
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.requests.request import (
     OPERATION,
     CallByName,

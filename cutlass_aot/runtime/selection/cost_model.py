@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cutlass_aot.schema.bundles.tiling_table import TilingTable
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.costs import (
     Costs,
     Derivation,

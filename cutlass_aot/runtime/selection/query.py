@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutlass_aot.errors import ManifestError, OperandError
 from cutlass_aot.runtime.launching.tensors import View
 from cutlass_aot.schema.kernels.accumulation import ACCUMULATIONS, EXACT, RequestedAccumulation
 from cutlass_aot.schema.kernels.design import NO_VALUES, DesignValue, Values, is_value
 from cutlass_aot.schema.kernels.operands import OperandDescription, in_words
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 Parameters = Mapping[str, DesignValue]
 """What an operation leaves open, by name."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log2
-from typing import NamedTuple
 
 from cutlass_aot.runtime.selection.cost_model import (
     Candidates,
@@ -21,6 +20,7 @@ from cutlass_aot.runtime.selection.cost_model import (
     estimate,
     microseconds,
 )
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
 from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, RankedProblem, Ranking
 

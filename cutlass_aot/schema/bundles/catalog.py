@@ -24,7 +24,7 @@ others have too (an operand, code, libraries) is encoded separately again, and e
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.codec import (
@@ -47,6 +47,7 @@ from cutlass_aot.schema.encoding import decode, encode, seal, shown, unseal
 from cutlass_aot.schema.kernels.accumulation import Accumulation
 from cutlass_aot.schema.kernels.constraints import LAYOUT_LETTERS, OperandConstraint, check_operands
 from cutlass_aot.schema.kernels.design import NO_VALUES, Values
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.versions import release
 
 SCHEMA = 13

@@ -15,7 +15,7 @@ A choice decodes none of the rows.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, SCHEMA, GroupEntry
@@ -26,6 +26,7 @@ from cutlass_aot.schema.encoding import MALFORMED, seal, unseal
 from cutlass_aot.schema.kernels.artifact import Facts, symbol_of
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from cutlass_aot.schema.kernels.kernel import Kernel

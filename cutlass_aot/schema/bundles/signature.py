@@ -12,12 +12,13 @@ Algorithm: Ed25519, RFC 8032, section 5.1; keys and signatures are the raw bytes
 import json
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.bundles.catalog import MANIFEST_NAME
 from cutlass_aot.schema.codec import OMIT, Check, Codec, Form, from_plain, header, to_plain, within
 from cutlass_aot.schema.encoding import decode_json, digest
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 SIGNATURES = "signatures"
 """Folder of a bundle that holds them."""

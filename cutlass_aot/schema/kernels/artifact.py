@@ -1,9 +1,10 @@
 """The result of compiling one kernel: digests, facts, and the symbols that its object exports."""
 
 import sys
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from cutlass_aot.schema.codec import Digest, Key, within
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 EXPORT_PREFIX = "__tvm_ffi_"
 """Prefix of a compiled function's exported symbol: TVM-FFI's calling convention."""

@@ -4,10 +4,11 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from cutlass_aot.schema.codec import OMIT, Check, row
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 LAYOUT_LETTERS = {-1: "t", -2: "n", 0: "s"}
 """Letters of ``cutlass.operators``: t is row-major (last mode contiguous), n column-major; s is a number."""

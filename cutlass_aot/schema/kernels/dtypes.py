@@ -1,6 +1,6 @@
 """Element types: their names here, in DLPack, in torch and in the DSL."""
 
-from typing import NamedTuple
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 
 class DType(NamedTuple):

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import gcd, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutlass_aot.errors import OperandError
 from cutlass_aot.schema.kernels.constraints import (
@@ -18,6 +18,7 @@ from cutlass_aot.schema.kernels.constraints import (
     extent_of,
 )
 from cutlass_aot.schema.kernels.dtypes import DTYPES, DType
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 MAX_EXTENT = 2**31 - 1
 """Extents are passed to compiled code as signed 32-bit integers, unless a kernel says otherwise."""

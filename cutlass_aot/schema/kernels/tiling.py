@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from cutlass_aot.schema.kernels.design import DesignValue
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.named_tuple import NamedTuple
 
 if TYPE_CHECKING:
     from cutlass_aot.schema.kernels.constraints import OperandConstraint

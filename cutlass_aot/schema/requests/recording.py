@@ -8,12 +8,12 @@ The file is sealed msgpack (:mod:`~cutlass_aot.schema.encoding`)::
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.compression import compress, decompressed
 from cutlass_aot.schema.encoding import MALFORMED, digest, encode, seal, unseal
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.requests.request import CompiledRequest
 
 RECORDING_KIND = "cutlass-aot recording"

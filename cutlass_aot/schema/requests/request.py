@@ -14,12 +14,13 @@ maps from text to values. Anything else that a program passes is described by a 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.codec import AS_PAIRS, Check, from_plain, header, row, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, canonical, decode, digest, encode
 from cutlass_aot.schema.kernels.kernel import Kernel
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.requests.value_text import value_text
 from cutlass_aot.schema.targets import Target
 

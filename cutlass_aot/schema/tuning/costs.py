@@ -8,10 +8,11 @@ regression of a fit, or, where nothing was measured, derived from the design and
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import exp, log
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from cutlass_aot.schema.codec import row, within
 from cutlass_aot.schema.kernels.tiling import Tiling
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.targets import Target
 
 FORMULA = 3

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutlass_aot.errors import BundleError, CorruptFile
 from cutlass_aot.schema.codec import check_lines, from_plain, row
@@ -16,6 +16,7 @@ from cutlass_aot.schema.encoding import MALFORMED, seal, shown, unseal
 from cutlass_aot.schema.kernels.constraints import OperandConstraint
 from cutlass_aot.schema.kernels.operands import extent_names
 from cutlass_aot.schema.kernels.tiling import are_of_gemm
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.costs import FORMULA, MAX_FORMULA, Costs, Machine, check_costs
 
 RANKING_KIND = "cutlass-aot ranking"

@@ -5,7 +5,6 @@ All functions are pure.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.bundles.group_index import KernelEntry
@@ -14,6 +13,7 @@ from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.operands import ACCEPTED, Rejected, Verdict
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.costs import FORMULA, Costs, derived
 from cutlass_aot.schema.tuning.ranking import RankedProblem, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuning import FittedModel, TunedGroup, TunedProblem, Tuning
