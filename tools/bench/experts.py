@@ -1,12 +1,13 @@
 """FP8 with scale factors and grouped GEMMs on sm_90a, against DeepGEMM, cuBLAS and torch.
 
-    python -m tools.bench.experts BUNDLE [--part dense contiguous masked bf16 errors] [--problems FILTER]
-        [--kernels] [--without-others] [--seconds 400] [-o FILE]
+    python -m tools.bench.experts BUNDLE [--part dense exact contiguous masked bf16 errors]
+        [--problems FILTER] [--kernels] [--without-others] [--seconds 400] [-o FILE]
 
 Needs a GPU of compute capability 9.0, a torch that can use it, and the bundle of manifests/sm90_scaled.toml.
 DeepGEMM takes part where it can be imported (docs/results/experts.md says how it was built).
 
-Problems are those of DeepSeek-V3, with others that no tile divides. Operands are uniform random numbers.
+Problems are those of DeepSeek-V3, with others that no tile divides; ``exact`` has dense ones in FP8 without
+scale factors, whose sums keep their bits. Operands are uniform random numbers.
 Before each launch the L2 cache is flushed, and a kernel that waits covers what the host needs; what is
 reported is the time from the start of a GEMM's first kernel to the end of its last, the median of all
 launches, which are made in turns. Scale factors are given as each library takes them without a transform.
@@ -40,6 +41,9 @@ DENSE = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168),
 
 EXPERTS = ((4096, 7168), (7168, 2048))
 """n and k of the experts' layers."""
+
+EXACT = ((4096, 4096), (7168, 2048), (2112, 7168), (8192, 5120), (14336, 4096))
+EXACT_ROWS = (1, 16, 64, 333, 1500, 4096)
 
 DENSE_ROWS = (1, 7, 37, 64, 128, 333, 1500, 4096)
 CONTIGUOUS = ((32, 8192), (4, 8192), (8, 4096), (8, 1000), (32, 256), (32, 128), (32, 37))
@@ -131,6 +135,10 @@ class Cases:
             for (n, k), m in product(DENSE, DENSE_ROWS):
                 yield f"dense {m} x {n} x {k}", partial(self.dense, m, n, k)
             return
+        if kind == "exact":
+            for (n, k), m in product(EXACT, EXACT_ROWS):
+                yield f"exact {m} x {n} x {k}", partial(self.exact, m, n, k)
+            return
         for (groups, rows), (n, k) in product(MASKED if kind == "masked" else CONTIGUOUS, EXPERTS):
             name = f"{kind} {groups} x {rows} x {n} x {k}"
             if kind == "masked":
@@ -170,6 +178,22 @@ class Cases:
             outputs,
             lambda y: relative_error(y, expected),
         )
+
+    def exact(self, m: int, n: int, k: int) -> Case:
+        """One layer in FP8 without scale factors; cuBLAS with exact and with fast sums."""
+        torch = self._torch
+        x, w = (self.random(rows, k).to(torch.float8_e4m3fn) for rows in (m, n))
+        out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+        launches, outputs = self.ours("gemm", [x, w.T, out], out)
+        one = torch.ones((), device="cuda")
+        if self._others:
+            for name, fast in (("cuBLAS", False), ("cuBLAS, fast", True)):
+                launches[name] = partial(
+                    torch._scaled_mm, x, w.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast
+                )
+        expected = x.float() @ w.float().T
+        name = f"exact {m} x {n} x {k}"
+        return Case(name, 2.0 * m * n * k, launches, outputs, lambda y: relative_error(y, expected))
 
     def cublas(self, x: Any, x_factors: Any, w: Any, w_factors: Any) -> dict[str, Callable[[], object]]:
         """cuBLAS with the same factors, where this torch has it."""
@@ -368,7 +392,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("bundle", type=Path)
-    kinds = ("dense", "contiguous", "masked", "bf16", "errors")
+    kinds = ("dense", "exact", "contiguous", "masked", "bf16", "errors")
     parser.add_argument("--part", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--problems", default="*", help="a shell pattern of names")
     parser.add_argument("--kernels", action="store_true", help="time each kernel of the bundle")
@@ -421,8 +445,8 @@ def main() -> int:
 
 def _table(kind: str, cases: list[Case], kernels: bool) -> str:
     others = list(dict.fromkeys(n for c in cases for n in c.microseconds if n in _OTHERS))
-    head = [kind, "us", "TFLOP/s", *others, *(["best", "of the best"] if kernels else [])]
-    rows = []
+    head = [kind, "us", "TFLOP/s", *others, *(["fastest", "over the fastest"] if kernels else [])]
+    rows, regrets = [], []
     for case in cases:
         own = case.microseconds["chosen"]
         cells = [case.name.partition(" ")[2], f"{own:.1f}", f"{case.operations / own / 1e6:.0f}"]
@@ -430,16 +454,22 @@ def _table(kind: str, cases: list[Case], kernels: bool) -> str:
         if kernels:
             each = {n: t for n, t in case.microseconds.items() if n not in _OTHERS and n != "chosen"}
             best = min(each, key=each.__getitem__)
-            cells += [best, f"{each[best]:.1f}"]
+            cells += [best, f"{own / each[best]:.2f}"]
+            regrets.append(own / each[best])
         rows.append(cells)
     for name in others:
         ratios = [c.microseconds[name] / c.microseconds["chosen"] for c in cases if name in c.microseconds]
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        mean = statistics.geometric_mean(ratios)
         rows.append([f"{name}: {mean:.2f} in the geometric mean, {min(ratios):.2f} at least"])
+    if regrets:
+        mean = statistics.geometric_mean(regrets)
+        rows.append(
+            [f"the choice over the fastest: {mean:.3f} in the geometric mean, {max(regrets):.2f} at most"]
+        )
     return markdown(tuple(head), [row + [""] * (len(head) - len(row)) for row in rows])
 
 
-_OTHERS = ("DeepGEMM", "cuBLAS", "torch.mm of each", "torch._grouped_mm")
+_OTHERS = ("DeepGEMM", "cuBLAS", "cuBLAS, fast", "torch.mm of each", "torch._grouped_mm")
 
 if __name__ == "__main__":
     sys.exit(main())

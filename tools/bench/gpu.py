@@ -6,8 +6,8 @@
 Prints Markdown tables, with the machine, the date and the versions. ``-o`` writes the numbers as JSON, which
 ``--report`` (with those of tools/bench/cpu.py) turns into the report. Needs torch and a GPU, but not for
 ``--report``. Rows against the DSL say so where it is not installed. BUNDLE is a directory with fp16, bf16 and
-FP8 GEMMs at the layouts of linear layers (tnt); the parts ``kernels`` and ``convolution`` need the bundles of
-manifests/kernels.toml and manifests/convolution.toml. Without ``--part``, the first five run.
+FP8 GEMMs at the layouts of linear layers (tnt); the parts ``kernels`` and ``designs`` need the bundle of
+manifests/kernels.toml, ``convolution`` that of manifests/convolution.toml. Without ``--part``, five run.
 
 launch: host time of one call, 64 x 64 x 64 fp16: medians over batches of calls in turns, the queue drained
     before each batch, ratios of batches that follow each other. A batch is shorter than the driver's queue of
@@ -24,6 +24,7 @@ throughput: ``bundle.gemm`` against every kernel and cuBLAS; see tools/bench/thr
     ``--halfway``, ``--sample``, ``--drawn``, ``--seed`` say on which problems.
 families: the fastest kernel of each family of designs against cuBLAS, on the same problems.
 kernels: the kernels that are not GEMMs, against torch and a copy; see tools/bench/single_kernels.py.
+designs: the designs of kernels that reduce rows, against each other.
 convolution: forward convolutions against cuDNN.
 transformer: a block with its linear layers by BUNDLE's kernels; see tools/bench/transformer.py.
 """
@@ -293,6 +294,7 @@ PARTS: dict[str, Part] = {
     "throughput": in_module("throughput", "throughput"),
     "families": in_module("throughput", "families"),
     "kernels": in_module("single_kernels", "kernels", "kernels"),
+    "designs": in_module("single_kernels", "designs", "kernels"),
     "convolution": in_module("single_kernels", "convolution", "convolution"),
     "transformer": in_module("transformer", "transformer"),
 }
@@ -316,7 +318,9 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     made.add_argument("--minutes", type=float, help="throughput: for all element types, equal shares")
     made.add_argument("--dtypes", nargs="+", default=["bf16", "f8e4m3"], choices=["bf16", "f16", "f8e4m3"])
     made.add_argument("--without", action="append", default=[], help="families: pattern of kernels left out")
-    made.add_argument("--rows", type=int, nargs="+", default=[1, 64, 1024, 8192], help="kernels: rows T")
+    made.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 64, 1024, 8192], help="kernels, designs: rows T"
+    )
     made.add_argument("--images", type=int, default=32, help="convolution: images of a batch")
     made.add_argument("--context", type=int, default=2048, help="transformer: tokens in the cache")
     made.add_argument("--rounds", type=int, default=20, help="transformer: timings of each side")

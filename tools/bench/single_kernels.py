@@ -5,6 +5,9 @@ they need it), beside quack's where it has them and is installed (quack-kernels)
 of as many bytes as have to be read and written at least, which is what the memory gives. A CUDA graph has one
 launch, and each of 50 replays comes after a write that empties the L2 cache.
 
+``designs`` times all designs of kernels that reduce rows in the same way, at other lengths: the fastest that
+keeps rows in registers, the fastest that keeps them in shared memory, and what the cost formula chooses.
+
 ``convolution`` times the forward convolutions of manifests/convolution.toml beside cuDNN, which chooses by
 measuring (``benchmark``): layers of a residual network (ResNet-50), and two large ones that are equal as
 GEMMs; bf16. A CUDA graph has 20 launches, which take turns among copies of the operands that together exceed
@@ -35,12 +38,22 @@ from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
 from cutlass_aot.kernels.softmax import softmax
 from cutlass_aot.kernels.swiglu import fused_swiglu_fp8, swiglu_fp8
 from cutlass_aot.kernels.top_k_gate import top_k_gate
+from cutlass_aot.runtime.declared import PrebuiltFunction
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
 from tools.bench.command import Result, Row, Table
 
 WARM_UPS = 3
+REPLAYS = 50
 FLUSHED_BYTES = 256 << 20
 """More than the L2 cache of any GPU in use."""
+
+LENGTHS = (128, 2048, 4096, 7168, 16384)
+SOFTMAX_LENGTHS = ((4096, "bf16"), (32768, "bf16"), (128256, "bf16"), (32768, "f32"))
+"""Elements of rows at the sizes of large language models."""
+
+DESIGN_LENGTHS = (3072, 8200, 12288, 20480, 28672)
+DESIGN_SOFTMAX_LENGTHS = ((10000, "bf16"), (50304, "bf16"), (152064, "bf16"))
+"""Elements of rows for which all designs are timed."""
 
 LAYERS = (
     ("7x7 stem, 8 channels", 224, 8, 64, (7, 7), 2, 3),
@@ -117,7 +130,7 @@ def quack(module: str, name: str) -> Callable[..., Any] | None:
 
 def problems(rows: int) -> Iterator[Problem]:
     """One of each kernel, at the sizes of large language models."""
-    yield from _row_problems(rows)
+    yield from _row_problems(rows, LENGTHS, SOFTMAX_LENGTHS)
     yield from _expert_problems(rows)
 
 
@@ -134,10 +147,12 @@ def _moved(*tensors: torch.Tensor) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _row_problems(rows: int) -> Iterator[Problem]:
-    """Normalisations and softmax."""
+def _row_problems(
+    rows: int, lengths: Sequence[int], softmax_lengths: Sequence[tuple[int, str]]
+) -> Iterator[Problem]:
+    """Normalisations and softmax of rows of so many elements."""
     normalised, softmaxed = quack("rmsnorm", "rmsnorm_fwd"), quack("softmax", "softmax_fwd")
-    for n in (128, 2048, 4096, 7168, 16384):
+    for n in lengths:
         x, gain, residual = _random(rows, n), _random(n), _random(rows, n)
         out, total = torch.empty_like(x), torch.empty_like(x)
         norm = partial(torch.nn.functional.rms_norm, x, (n,), gain, 1e-5)
@@ -176,7 +191,7 @@ def _row_problems(rows: int) -> Iterator[Problem]:
             partial(torch.nn.functional.layer_norm, x, (n,), gain, bias, 1e-5),
             _moved(x, gain, bias, out),
         )
-    for n, name in ((4096, "bf16"), (32768, "bf16"), (128256, "bf16"), (32768, "f32")):
+    for n, name in softmax_lengths:
         x = _random(rows, n, dtype=torch.bfloat16 if name == "bf16" else torch.float32)
         out = torch.empty_like(x)
         yield Problem(
@@ -316,7 +331,7 @@ def part_kernels(arguments: argparse.Namespace, path: Path) -> Result:
         }
         if problem.quacks is not None:
             calls["quack"] = problem.quacks
-        own = {name: graph_seconds([call], 50, flushed.zero_) for name, call in calls.items()}
+        own = {name: graph_seconds([call], REPLAYS, flushed.zero_) for name, call in calls.items()}
         numbers[problem.name] = {**own, "bytes": problem.moved}
         rows.append(
             (
@@ -327,6 +342,44 @@ def part_kernels(arguments: argparse.Namespace, path: Path) -> Result:
         )  # fmt: skip
     head = ("problem", "ours, µs", "GB/s", "torch, µs", "quack, µs", "copy, µs", "of a copy")
     return Result([], numbers, [Table(f"Kernels of {bundle.name}", head, rows)])
+
+
+def part_designs(arguments: argparse.Namespace, path: Path) -> Result:
+    """Time every design of kernels that reduce rows, for each number of rows."""
+    bundle = cutlass_aot.open(path)
+    torch.manual_seed(0)
+    flushed = torch.empty(FLUSHED_BYTES, device="cuda", dtype=torch.uint8)
+    numbers, rows, regrets = {}, [], []
+    made = (_row_problems(rows, DESIGN_LENGTHS, DESIGN_SOFTMAX_LENGTHS) for rows in arguments.rows)
+    for problem in itertools.chain.from_iterable(made):
+        assert isinstance(problem.ours, partial)
+        assert isinstance(problem.ours.func, PrebuiltFunction)
+        function, operands = problem.ours.func, problem.ours.args
+        kernels = [k for k in function.kernels() if "staged" in k.design and k.supports(*operands)]
+        if not kernels:
+            continue
+        times = {
+            kernel: graph_seconds([partial(kernel.launch, *operands)], REPLAYS, flushed.zero_)
+            for kernel in kernels
+        }
+        chosen = graph_seconds([problem.ours], REPLAYS, flushed.zero_)
+        fastest = [
+            min((time for kernel, time in times.items() if kernel.design["staged"] is staged), default=None)
+            for staged in (False, True)
+        ]
+        best = min(times.values())
+        regrets.append(chosen / best)
+        numbers[problem.name] = {"chosen": chosen} | {
+            f"{kernel.design['row']}{' staged' if kernel.design['staged'] else ''}": time
+            for kernel, time in times.items()
+        }
+        cells = [f"{time * 1e6:.1f}" if time else "" for time in (*fastest, chosen)]
+        rows.append((problem.name, *cells, f"{chosen / best:.2f}"))
+    head = ("problem", "in registers, µs", "in shared memory, µs", "chosen, µs", "over the fastest")
+    mean = statistics.geometric_mean(regrets)
+    measured = f"{mean:.3f} in the geometric mean, {max(regrets):.2f} at most, {len(regrets)} problems"
+    title = f"Designs of {bundle.name}"
+    return Result([Row("the chosen design over the fastest", measured)], numbers, [Table(title, head, rows)])
 
 
 # ---- convolution -------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_every_part_on_a_gpu_is_found_without_one():
         assert (result.returncode, "there is no GPU" in result.stderr) == (1, True)
     for module, name in [
         ("throughput", "throughput"), ("throughput", "families"), ("single_kernels", "kernels"),
-        ("single_kernels", "convolution"), ("transformer", "transformer"),
+        ("single_kernels", "designs"), ("single_kernels", "convolution"), ("transformer", "transformer"),
     ]:  # fmt: skip
         assert callable(getattr(importlib.import_module(f"tools.bench.{module}"), f"part_{name}"))
 
