@@ -1,7 +1,7 @@
 """FP8 with scale factors and grouped GEMMs on sm_90a, against DeepGEMM, cuBLAS and torch.
 
     python -m tools.bench.experts BUNDLE [--part dense exact contiguous masked bf16 errors]
-        [--problems FILTER] [--kernels] [--without-others] [--seconds 400] [-o FILE]
+        [--problems FILTER] [--drawn N --seed S] [--kernels] [--without-others] [--seconds 400] [-o FILE]
 
 Needs a GPU of compute capability 9.0, a torch that can use it, and the bundle of manifests/sm90_scaled.toml.
 DeepGEMM takes part where it can be imported (docs/results/experts.md says how it was built).
@@ -11,9 +11,10 @@ scale factors, whose sums keep their bits. Operands are uniform random numbers.
 Before each launch the L2 cache is flushed, and a kernel that waits covers what the host needs; what is
 reported is the time from the start of a GEMM's first kernel to the end of its last, the median of all
 launches, which are made in turns. Scale factors are given as each library takes them without a transform.
-With ``--kernels`` each kernel of the bundle takes part. The table has microseconds, TFLOP/s of the choice,
-and how many times as fast it is as each of the others. Results are checked against a product in f32 first;
-one that is wrong ends the run.
+With ``--kernels`` each kernel of the bundle takes part. With ``--drawn`` problems of groups are drawn by
+chance instead: ``tools/check/group_costs.py`` judges the cost formula by what ``-o`` writes, and fits it. The
+table has microseconds, TFLOP/s of the choice, and how many times as fast it is as each of the others. Results
+are checked against a product in f32 first; one that is wrong ends the run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import sys
 import time
@@ -30,10 +32,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass_aot
 from cutlass_aot.errors import CutlassAotError
+from cutlass_aot.runtime.machine.cuda_driver import machine
+from cutlass_aot.schema.kernels.cost import ROWS_PER_EXPECTED
 from tools.bench.command import markdown
 
 DENSE = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
@@ -53,6 +57,9 @@ MASKED = ((1, 1024), (2, 512), (4, 256), (6, 256), (6, 37), (32, 16), (32, 192))
 BOUND = 4e-3
 """Largest relative error (Frobenius norm); rounding to bf16 alone is 1.7e-3."""
 
+MOST_DRAWN_ROWS, MOST_DRAWN_OPERATIONS, MOST_DRAWN_BYTES = 1 << 17, 6e12, 12e9
+"""Bounds of a problem that is drawn: rows of all groups; multiplications and additions; bytes of operands."""
+
 BLOCK = 128
 FLUSHED_BYTES = 256 << 20
 WAIT_CYCLES = 100_000
@@ -69,6 +76,7 @@ class Case:
         outputs: what those write.
         check: relative error of an output.
         wait: cycles of the GPU that the host needs at most to make a launch.
+        extents: those that the cost formula of groups reads.
     """
 
     name: str
@@ -77,7 +85,16 @@ class Case:
     outputs: dict[str, Any]
     check: Callable[[Any], float]
     wait: int = WAIT_CYCLES
-    microseconds: dict[str, float] = field(default_factory=dict)
+    extents: dict[str, int] = field(default_factory=dict)
+
+
+class Measured(NamedTuple):
+    """One problem with the median times of its launches, in microseconds."""
+
+    name: str
+    operations: float
+    extents: dict[str, int]
+    microseconds: dict[str, float]
 
 
 def by_rows(torch: Any, x: Any) -> tuple[Any, Any]:
@@ -124,6 +141,7 @@ class Cases:
         self._deep_gemm = imported_deep_gemm() if others else None
         self._others = others
         self.kernels = False
+        self.designs: dict[str, dict[str, Any]] = {}
 
     def random(self, *shape: int) -> Any:
         """Uniform numbers from -1 to 1, in bf16."""
@@ -140,11 +158,35 @@ class Cases:
                 yield f"exact {m} x {n} x {k}", partial(self.exact, m, n, k)
             return
         for (groups, rows), (n, k) in product(MASKED if kind == "masked" else CONTIGUOUS, EXPERTS):
-            name = f"{kind} {groups} x {rows} x {n} x {k}"
-            if kind == "masked":
-                yield name, partial(self.masked, name, groups, rows, n, k)
-            else:
-                yield name, partial(self.contiguous, name, groups, rows, n, k, kind == "contiguous")
+            yield self.grouped(kind, f"{groups} x {rows}", self.sizes(groups, rows), n, k)
+
+    def drawn(self, kind: str, count: int, seed: int) -> Iterator[tuple[str, Callable[[], Case]]]:
+        """Problems that are drawn by chance: extents about log-uniform, groups with unequal rows."""
+        by_chance = random.Random(f"{kind} {seed}")  # noqa: S311 (nothing secret)
+
+        def extent(least: float, most: float, multiple: int = 1) -> int:
+            return round(math.exp(by_chance.uniform(math.log(least), math.log(most))) / multiple) * multiple
+
+        while count:
+            groups, mean = extent(1, 256), extent(4, 8192)
+            n, k = extent(512, 8192, 64), extent(512, 8192, 128)
+            sizes = [round(mean * by_chance.uniform(0.3, 1.7)) for _ in range(groups)]
+            rows = max(sizes) * groups if kind == "masked" else sum(sizes)
+            if not 0 < rows <= MOST_DRAWN_ROWS or 2 * rows * n * k > MOST_DRAWN_OPERATIONS:
+                continue
+            if 10 * groups * n * k + 10 * rows * (n + k) > MOST_DRAWN_BYTES:
+                continue
+            count -= 1
+            yield self.grouped(kind, f"{groups} x {mean}", sizes, n, k)
+
+    def grouped(
+        self, kind: str, rows: str, sizes: list[int], n: int, k: int
+    ) -> tuple[str, Callable[[], Case]]:
+        """The name of a problem of groups, and what makes it."""
+        name = f"{kind} {rows} x {n} x {k}"
+        if kind == "masked":
+            return name, partial(self.masked, name, sizes, n, k)
+        return name, partial(self.contiguous, name, sizes, n, k, kind == "contiguous")
 
     def ours(self, operation: str, operands: list[Any], out: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Launches and outputs of the bundle: its choice, or each of its kernels too."""
@@ -156,6 +198,7 @@ class Cases:
                     name = _short(kernel)
                     launches[name] = partial(kernel.launch, *operands)
                     outputs[name] = out
+                    self.designs[name] = dict(kernel.design)
         return launches, outputs
 
     def dense(self, m: int, n: int, k: int) -> Case:
@@ -220,11 +263,10 @@ class Cases:
         weights = [0.7 + 0.6 * (index * 7 % groups) / max(groups - 1, 1) for index in range(groups)]
         return [max(1, round(rows * weight)) for weight in weights]
 
-    def contiguous(self, name: str, groups: int, rows: int, n: int, k: int, narrow: bool) -> Case:
+    def contiguous(self, name: str, sizes: list[int], n: int, k: int, narrow: bool) -> Case:
         """Groups one after the other. DeepGEMM gets them aligned to what it demands, with rows between."""
         torch = self._torch
-        sizes = self.sizes(groups, rows)
-        total = sum(sizes)
+        groups, total = len(sizes), sum(sizes)
         ends = torch.tensor(sizes, device="cuda").cumsum(0).int()
         x, w = self.random(total, k), self.random(groups, n, k)
         out = torch.empty(total, n, dtype=torch.bfloat16, device="cuda")
@@ -276,14 +318,15 @@ class Cases:
 
         # A loop makes as many launches as there are groups.
         wait = WAIT_CYCLES if narrow else WAIT_CYCLES * max(1, groups // 4)
-        return Case(name, 2.0 * total * n * k, launches, outputs, error, wait)
+        extents = {"G": groups, "M": total, "N": n, "K": k}
+        return Case(name, 2.0 * total * n * k, launches, outputs, error, wait, extents)
 
-    def masked(self, name: str, groups: int, rows: int, n: int, k: int) -> Case:
+    def masked(self, name: str, sizes: list[int], n: int, k: int) -> Case:
         """Groups in a matrix each, of whose rows the first count."""
         from cutlass_aot import deep_gemm
 
         torch = self._torch
-        sizes = self.sizes(groups, rows)
+        groups = len(sizes)
         most = max(256, -(-max(sizes) // 128) * 256)
         x, x_factors = by_rows(torch, self.random(groups, most, k))
         w, w_factors = by_blocks(torch, self.random(groups, n, k))
@@ -310,7 +353,8 @@ class Cases:
                 for part, size, right in zip(found, sizes, expected, strict=True)
             )
 
-        return Case(name, 2.0 * sum(sizes) * n * k, launches, outputs, error)
+        extents = {"G": groups, "M": ROWS_PER_EXPECTED * mean, "N": n, "K": k}
+        return Case(name, 2.0 * sum(sizes) * n * k, launches, outputs, error, extents=extents)
 
 
 def imported_deep_gemm() -> Any:
@@ -329,10 +373,11 @@ def _short(kernel: Any) -> str:
     words += [
         word for word, name in (("swap", "swap_operands"), ("persistent", "persistent")) if design[name]
     ]
+    words += ["ping-pong"] if "PingPong" in str(design["family"]) else []
     return " ".join([*words, f"{design['blocks_per_sm']} a multiprocessor"])
 
 
-def times(torch: Any, case: Case, flushed: Any, count: int) -> None:
+def times(torch: Any, case: Case, flushed: Any, count: int) -> dict[str, float]:
     """Median time of each launch, from the start of its first kernel to the end of its last: microseconds."""
     launches = list(case.launches.values())
     kinds = torch.profiler.ProfilerActivity
@@ -356,9 +401,12 @@ def times(torch: Any, case: Case, flushed: Any, count: int) -> None:
             f"{case.name}: {len(found)} launches in the profile, expected {count * len(launches)}"
         )
     taken = [max(r.end for r in ranges) - min(r.start for r in ranges) for ranges in found]
-    for index, name in enumerate(case.launches):
-        own = [taken[turn * len(launches) + (index - turn) % len(launches)] for turn in range(count)]
-        case.microseconds[name] = statistics.median(own)
+    return {
+        name: statistics.median(
+            taken[turn * len(launches) + (index - turn) % len(launches)] for turn in range(count)
+        )
+        for index, name in enumerate(case.launches)
+    }
 
 
 def errors(torch: Any, bundle: Any) -> str:
@@ -395,6 +443,8 @@ def main() -> int:
     kinds = ("dense", "exact", "contiguous", "masked", "bf16", "errors")
     parser.add_argument("--part", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--problems", default="*", help="a shell pattern of names")
+    parser.add_argument("--drawn", type=int, default=0, help="so many problems of groups by chance instead")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--kernels", action="store_true", help="time each kernel of the bundle")
     parser.add_argument("--without-others", action="store_true", help="time the bundle alone")
     parser.add_argument("--launches", type=int, default=20)
@@ -409,11 +459,14 @@ def main() -> int:
     cases.kernels = arguments.kernels
     flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
     start = time.monotonic()
-    record, wrong = [], 0
+    record: list[Measured] = []
+    wrong = 0
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     for kind in (kind for kind in arguments.part if kind != "errors"):
         found = []
-        for name, make in cases.made(kind):
+        by_chance = arguments.drawn and kind in ("contiguous", "masked", "bf16")
+        drawn = partial(cases.drawn, kind, arguments.drawn, arguments.seed)
+        for name, make in drawn() if by_chance else cases.made(kind):
             if not fnmatchcase(name, arguments.problems):
                 continue
             if time.monotonic() - start > arguments.seconds:
@@ -431,19 +484,25 @@ def main() -> int:
             except CutlassAotError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
-            times(torch, case, flushed, arguments.launches)
-            found.append(case)
-            record.append({"name": name, "operations": case.operations, "microseconds": case.microseconds})
+            microseconds = times(torch, case, flushed, arguments.launches)
+            found.append(Measured(case.name, case.operations, case.extents, microseconds))
+            del case
             torch.cuda.empty_cache()
+        record += found
         print(_table(kind, found, arguments.kernels), flush=True)
     if "errors" in arguments.part:
         print(errors(torch, bundle))
     if arguments.output:
-        arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+        numbers = {
+            "machine": machine(0)._asdict(),
+            "designs": cases.designs,
+            "problems": [measured._asdict() for measured in record],
+        }
+        arguments.output.write_text(json.dumps(numbers, indent=1) + "\n")
     return 1 if wrong else 0
 
 
-def _table(kind: str, cases: list[Case], kernels: bool) -> str:
+def _table(kind: str, cases: list[Measured], kernels: bool) -> str:
     others = list(dict.fromkeys(n for c in cases for n in c.microseconds if n in _OTHERS))
     head = [kind, "us", "TFLOP/s", *others, *(["fastest", "over the fastest"] if kernels else [])]
     rows, regrets = [], []

@@ -356,6 +356,8 @@ def part_designs(arguments: argparse.Namespace, path: Path) -> Result:
         assert isinstance(problem.ours.func, PrebuiltFunction)
         function, operands = problem.ours.func, problem.ours.args
         kernels = [k for k in function.kernels() if "staged" in k.design and k.supports(*operands)]
+        targets = runnable_targets({k.target for k in kernels}, torch.cuda.get_device_capability())[:1]
+        kernels = [k for k in kernels if k.target in targets]
         if not kernels:
             continue
         times = {
