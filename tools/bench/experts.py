@@ -244,6 +244,8 @@ class Cases:
         if not hasattr(functional, "scaled_mm"):
             return {}
         recipe = functional.ScalingType
+        # It takes them without padding.
+        x_factors = x_factors.T.contiguous().T
         arguments = (
             x, w.T, x_factors, recipe.BlockWise1x128, w_factors.T, recipe.BlockWise128x128,
         )  # fmt: skip

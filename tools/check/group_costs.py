@@ -1,16 +1,15 @@
 """How well the cost formula chooses kernels of groups, by measured times, and constants that fit them better.
 
-    python -m tools.check.group_costs FILE ... [--fit] [--steps 12]
+    python -m tools.check.group_costs FILE ... [--fit FILE ...] [--steps 12]
 
 FILEs are what ``python -m tools.bench.experts BUNDLE --part contiguous masked bf16 --drawn N --seed S
 --kernels -o FILE`` wrote on a GPU; none is needed here. The formula and its constants are those of
 ``cutlass_aot/generators/sm90_gemm/costs.py``. Prints for each file and kind of groups the regret: the
 time of the kernel that the formula puts first over that of the fastest one.
 
-With ``--fit``, constants are fitted to all files, one set for each kind, and printed with their regret: on
-logarithmic scales, by the Levenberg-Marquardt method, to the logarithms of the times. Those far above the
-fastest one's count less, since such kernels are not chosen anyway. Judge constants by files that they were
-not fitted to.
+With ``--fit``, constants are fitted to other files, one set for each kind, and printed with their regret on
+those that are judged: on logarithmic scales, by the Levenberg-Marquardt method, to the logarithms of times.
+Times far above the fastest one's count less, since such kernels are not chosen anyway.
 """
 
 from __future__ import annotations
@@ -35,6 +34,10 @@ KINDS = {"contiguous": (GROUPED_GEMM, 8), "masked": (MASKED_GROUPED_GEMM, 8), "b
 
 COUNTS_LESS = 1.3
 """A time that is so many times the fastest one's counts half, and one that is twice as far above a fifth."""
+
+DRAWN_TO_TODAYS = 0.3
+"""What a constant's logarithm that differs from today's by 1 counts, beside those of times. Some constants can
+take each other's place, and so stay where they are."""
 
 STEP = 1e-3
 """Of a constant's logarithm, for derivatives."""
@@ -82,9 +85,10 @@ def fit(operation: str, bits: int, times: GroupTimes, problems: Sequence[Problem
 
     def residuals(logarithms: Any) -> Any:
         text = cost_of_groups(operation, bits, GroupTimes(*map(float, np.exp(logarithms))))
-        return weights * (np.log(costs_of(text, values)) - measured)
+        missed = weights * (np.log(costs_of(text, values)) - measured)
+        return np.concatenate([missed, DRAWN_TO_TODAYS * (logarithms - todays)])
 
-    found = np.log(np.array(times))
+    found = todays = np.log(np.array(times))
     damping, at = 1e-2, residuals(found)
     for _ in range(steps):
         slopes = np.stack([(residuals(found + STEP * unit) - at) / STEP for unit in np.eye(len(found))], 1)
@@ -109,17 +113,17 @@ def line(what: str, text: str, problems: Sequence[Problem]) -> tuple[str, ...]:
 
 @click.command(help=__doc__)
 @click.argument("paths", metavar="FILE ...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--fit", "fits", is_flag=True, help="fit constants")
+@click.option("--fit", "to", multiple=True, type=click.Path(path_type=Path), help="fit constants to this")
 @click.option("--steps", default=12, show_default=True, help="of the fit")
-def main(paths: tuple[Path, ...], fits: bool, steps: int) -> None:
+def main(paths: tuple[Path, ...], to: tuple[Path, ...], steps: int) -> None:
     """Print the table, and constants."""
     rows, constants = [], []
     for kind, (operation, bits) in KINDS.items():
         files = {path: problems_of(path, kind) for path in paths}
         times = group_times(operation, bits)
         formulas = [("", cost_of_groups(operation, bits, times))]
-        if fits and any(files.values()):
-            fitted = fit(operation, bits, times, [p for each in files.values() for p in each], steps)
+        if known := [problem for path in to for problem in problems_of(path, kind)]:
+            fitted = fit(operation, bits, times, known, steps)
             formulas.append((", fitted", cost_of_groups(operation, bits, fitted)))
             constants.append(f"{kind}: {fitted}")
         rows += [
