@@ -36,8 +36,8 @@ COUNTS_LESS = 1.3
 """A time that is so many times the fastest one's counts half, and one that is twice as far above a fifth."""
 
 DRAWN_TO_TODAYS = 0.3
-"""What a constant's logarithm that differs from today's by 1 counts, beside those of times. Some constants can
-take each other's place, and so stay where they are."""
+"""What a constant's logarithm that differs from today's by 1 counts, beside those of times. Some constants
+can take each other's place, and so stay where they are."""
 
 STEP = 1e-3
 """Of a constant's logarithm, for derivatives."""
