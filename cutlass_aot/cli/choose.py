@@ -296,25 +296,11 @@ def _other_extents(operands: Sequence[OperandConstraint], given: Mapping[Any, in
 
 def _require_known(bundle: Bundle, gpu: str) -> None:
     """Refuse a GPU model that may be misspelt: nothing is known of it, or its vendor looks like another."""
-    from cutlass_aot.schema.drivers import COMPUTE_CAPABILITIES, compute_capability_of, models_named
+    from cutlass_aot.schema.drivers import refusal_of_model
 
-    measured = bundle.tuned_for
-    if models_named(gpu, measured):
-        return
-    vendor, _, model = gpu.strip().partition(" ")
-    misspelt = vendor.lower() != "nvidia" and closest(vendor, ("NVIDIA",)) is not None
-    if not misspelt and compute_capability_of(gpu) is not None:
-        return
-    here = f"{', '.join(measured)}, on which {bundle.name} was measured, or " if measured else ""
-    # Without the vendor, since that is most of a short name.
-    meant = did_you_mean(model if vendor.lower() == "nvidia" else gpu, (*measured, *COMPUTE_CAPABILITIES))
-    if misspelt and compute_capability_of(model) is not None:
-        meant = f"; did you mean {f'NVIDIA {model}'!r}?"
-    raise click.BadParameter(
-        f"nothing is known of a GPU model {gpu!r}: expected {here}one of {', '.join(COMPUTE_CAPABILITIES)}"
-        f"{meant}; without --gpu, kernels are chosen for a typical GPU of their target",
-        param_hint="--gpu",
-    )
+    if refusal := refusal_of_model(gpu, bundle.tuned_for):
+        typical = "without --gpu, kernels are chosen for a typical GPU of their target"
+        raise click.BadParameter(f"{refusal}; {typical}", param_hint="--gpu")
 
 
 def _table(expected: Sequence[Expected]) -> list[str]:

@@ -1,13 +1,18 @@
-"""NVIDIA's drivers and GPUs: the CUDA version of each driver and the compute capability of each model.
+"""NVIDIA's drivers and GPUs: the CUDA version of each driver, and what each model has.
 
 Only what a cited source says is here; nothing is guessed.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
+from cutlass_aot.schema.tuning.costs import Machine
 from cutlass_aot.schema.versions import release as parts_of
+from cutlass_aot.schema.words import closest, did_you_mean
+
+_T = TypeVar("_T")
 
 FIRST_DRIVERS: Mapping[tuple[int, int], str] = MappingProxyType(
     {
@@ -92,6 +97,37 @@ Source: NVIDIA's list "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-g
 it, which was 10.1 before; Rubin by the release notes of CUDA 13.4.
 """
 
+_MACHINES: Mapping[str, Machine] = MappingProxyType(
+    {
+        "A10": Machine(72, 1695, 600),
+        "A100": Machine(108, 1410, 2039),
+        "A30": Machine(56, 1440, 933),
+        "A40": Machine(84, 1740, 696),
+        "B200": Machine(148, 1965, 8000),
+        "GH200": Machine(132, 1980, 4000),
+        "H100": Machine(132, 1980, 3352),
+        "H100 NVL": Machine(132, 1785, 3938),
+        "H100 PCIe": Machine(114, 1755, 2039),
+        "H20": Machine(78, 1980, 4000),
+        "H200": Machine(132, 1980, 4814),
+        "H800": Machine(132, 1980, 3352),
+        "L4": Machine(58, 2040, 300),
+        "L40": Machine(142, 2490, 864),
+        "L40S": Machine(142, 2520, 864),
+        "RTX 3090": Machine(82, 1695, 936),
+        "RTX 4090": Machine(128, 2520, 1008),
+        "RTX 5080": Machine(84, 2617, 960),
+        "RTX 5090": Machine(170, 2407, 1792),
+        "RTX A6000": Machine(84, 1800, 768),
+        "Thor": Machine(20, 1575, 273),
+    }
+)
+"""What times scale with, by words in the names of GPUs: what kernels are chosen by where the GPU is not here.
+
+Source: NVIDIA's data sheets and architecture white papers; H100 and H200 as their drivers say. An A100 is
+that with 80 GB, a GH200 that with HBM3.
+"""
+
 _WORD = re.compile(r"[a-z0-9]+")
 _VENDOR = "nvidia"
 
@@ -117,12 +153,42 @@ def compute_capability_of(model: str) -> tuple[int, int] | None:
 
     Whole words are compared, ignoring case: ``NVIDIA A100-SXM4-80GB`` is an A100, not an A10.
     """
-    matching = [
-        (len(key.split()), capability)
-        for key, capability in COMPUTE_CAPABILITIES.items()
-        if _has_words(model, key)
-    ]
+    return _of_model(COMPUTE_CAPABILITIES, model)
+
+
+def machine_of(model: str) -> Machine | None:
+    """What times scale with on a GPU model by its name, as in :func:`compute_capability_of`."""
+    return _of_model(_MACHINES, model)
+
+
+def _of_model(table: Mapping[str, _T], model: str) -> _T | None:
+    """The entry whose key has most of the words of a model's name."""
+    matching = [(len(key.split()), found) for key, found in table.items() if _has_words(model, key)]
     return max(matching, default=(0, None), key=lambda item: item[0])[1]
+
+
+def refusal_of_model(name: str, measured: Sequence[str]) -> str | None:
+    """Why a name is refused that may be a misspelt GPU model; None if something is known of it.
+
+    Args:
+        name: of a model, or a part of it.
+        measured: models that something was measured on.
+    """
+    if models_named(name, measured):
+        return None
+    vendor, _, model = name.strip().partition(" ")
+    misspelt = vendor.lower() != _VENDOR and closest(vendor, ("NVIDIA",)) is not None
+    if not misspelt and compute_capability_of(name) is not None:
+        return None
+    here = f"{', '.join(measured)}, on which the bundle was measured, or " if measured else ""
+    # Without the vendor, since that is most of a short name.
+    meant = did_you_mean(model if vendor.lower() == _VENDOR else name, (*measured, *COMPUTE_CAPABILITIES))
+    if misspelt and compute_capability_of(model) is not None:
+        meant = f"; did you mean {f'NVIDIA {model}'!r}?"
+    return (
+        f"nothing is known of a GPU model {name!r}: expected {here}one of {', '.join(COMPUTE_CAPABILITIES)}"
+        f"{meant}"
+    )
 
 
 def models_named(name: str, models: Iterable[str]) -> tuple[str, ...]:

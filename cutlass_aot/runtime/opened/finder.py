@@ -315,11 +315,13 @@ class Finder:
     def _model(self, gpu: str) -> str:
         """The GPU model that was measured by another way to write its name, such as ``h200``; or the name.
 
-        OperandError if several can be meant.
+        OperandError if several can be meant, or nothing is known of such a model.
         """
         # Imported here: a launch names no model.
-        from cutlass_aot.schema.drivers import models_named
+        from cutlass_aot.schema.drivers import models_named, refusal_of_model
 
+        if refusal := refusal_of_model(gpu, self.tuned_for):
+            raise OperandError(refusal)
         found = models_named(gpu, self.tuned_for)
         if len(found) > 1:
             raise OperandError(
@@ -423,7 +425,7 @@ class Finder:
             extents = match.problem_extents(entries[0], query)
             model, present = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
             serving = self._serving(entries, model)
-            machine = present or _machine(serving.known, name)
+            machine = present or _machine(serving.known, name, model)
             launcher = serving.groups[0].launcher if first and ordinal >= 0 else None
             fastest = None if launcher is None else partial(serving.fastest, launcher, ordinal)
             costs = partial(_costs, serving, query, machine) if entries[0].cost else None
@@ -515,7 +517,13 @@ def _gpu(ordinal: int) -> tuple[str | None, Machine | None]:
         return None, None
 
 
-def _machine(known: KnownSpeeds, target: str) -> Machine:
-    """What times scale with on a GPU that is not here: as it was measured, or as is typical of the target."""
-    measured = None if known.measured is None else known.measured.machine
-    return measured or typical_machine(target)
+def _machine(known: KnownSpeeds, target: str, model: str | None) -> Machine:
+    """What times scale with on a GPU that is not here: as measured, of its model, or typical of a target."""
+    if known.measured is not None and known.measured.machine is not None:
+        return known.measured.machine
+    if model is None:
+        return typical_machine(target)
+    # Imported here: a launch names no model.
+    from cutlass_aot.schema.drivers import machine_of
+
+    return machine_of(model) or typical_machine(target)

@@ -36,6 +36,7 @@ from cutlass_aot.schema.tuning.costs import (
     Machine,
     derivation,
     derived,
+    is_of_ampere,
     typical_machine,
 )
 from cutlass_aot.schema.tuning.ranking import Extents
@@ -257,16 +258,19 @@ class Candidates:
             self._clusters = self.table.clusters()
         return _clusters(self._clusters, sm_count)
 
-    def derivation(self, machine: Machine) -> Derivation:
-        """How constants of kernels are derived of which nothing was measured."""
+    def unmeasured(self, machine: Machine) -> Sequence[Costs] | Derivation:
+        """Constants of kernels of which nothing was measured: how they are derived, if that is one way."""
+        if any(map(is_of_ampere, self.table.kinds)):
+            return self.derived(machine)
         return derivation(self.traffic.input_bits, self.target, machine)
 
     def derived(self, machine: Machine) -> list[Costs]:
         """Constants of each kernel of which nothing was measured, in order of ``digests``."""
         found = self._derived.get(machine)
         if found is None:
-            by = self.derivation(machine)
-            found = self._derived[machine] = [by.of(tiling) for tiling in self.tilings]
+            bits = self.traffic.input_bits
+            found = [derived(tiling, bits, self.target, machine) for tiling in self.tilings]
+            self._derived[machine] = found
         return found
 
 

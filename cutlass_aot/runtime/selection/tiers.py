@@ -276,7 +276,7 @@ def default_order(
             reason = "the only one"
         return Preference("default order", reason, candidates.digests)
     reason = f"the least time by the cost model, which was not fitted, on {_in_words(machine)}"
-    constants = candidates.derivation(machine)
+    constants = candidates.unmeasured(machine)
     return _least("default order", reason, constants, candidates, extents, machine, fastest)
 
 
@@ -290,7 +290,7 @@ def estimating(known: KnownSpeeds, candidates: Candidates, machine: Machine) -> 
     fit = known.fit(machine)
     if fit is not None:
         return fit.costs_on(candidates, machine)
-    return None if known.modelled() else candidates.derivation(machine)
+    return None if known.modelled() else candidates.unmeasured(machine)
 
 
 def estimates(

@@ -51,6 +51,10 @@ _FLOPS = {8: 2048, 9: 4096, 10: 8192, 11: 8192, 12: 512}
 """Operations that an SM does in a clock on dense operands of 16 bits, by major compute capability: the
 published peak of those GPUs over SMs and clock, as a power of two."""
 
+_OF_AMPERE = "Sm80"
+"""How families begin whose instructions are those of compute capability 8.0. A newer SM runs them at no more
+than the rate of that one: warp by warp, with operands from registers."""
+
 _REACHED = 0.7
 """Share of the tensor cores' rate that kernels reach on an H200 where nothing else limits them."""
 
@@ -149,8 +153,13 @@ class Derivation(NamedTuple):
         return Costs(launch, self.shared_tile if tiling.split > 1 else tile, step, *others)
 
 
+def is_of_ampere(kind: str) -> bool:
+    """Whether kernels of a :attr:`.Tiling.kind` have the instructions of compute capability 8.0."""
+    return kind.startswith(_OF_AMPERE)
+
+
 @lru_cache(maxsize=64)
-def derivation(input_bits: int, target: str, machine: Machine) -> Derivation:
+def derivation(input_bits: int, target: str, machine: Machine, *, of_ampere: bool = False) -> Derivation:
     """How constants are derived for kernels of a target, of which nothing was measured.
 
     A step is its multiply-adds at the tensor cores' rate, and then the loading of its operands. The rest are
@@ -158,7 +167,10 @@ def derivation(input_bits: int, target: str, machine: Machine) -> Derivation:
     order what was measured there.
     """
     major = Target.parse(target).major
-    rate = _REACHED * _FLOPS.get(major, _FLOPS[9]) * (16 / input_bits if input_bits <= 32 else 1 / 16)
+    flops = _FLOPS.get(major, _FLOPS[9])
+    if of_ampere:
+        flops = min(flops, _FLOPS[8])
+    rate = _REACHED * flops * (16 / input_bits if input_bits <= 32 else 1 / 16)
     pairing, tile = 0.3, 1980 / machine.sm_mhz
     costs = Costs(
         launch=1.0,
@@ -180,7 +192,7 @@ def derivation(input_bits: int, target: str, machine: Machine) -> Derivation:
 
 def derived(tiling: Tiling, input_bits: int, target: str, machine: Machine) -> Costs:
     """Constants for a kernel of which nothing was measured."""
-    return derivation(input_bits, target, machine).of(tiling)
+    return derivation(input_bits, target, machine, of_ampere=is_of_ampere(tiling.kind)).of(tiling)
 
 
 # -- regression ---------------------------------------------------------------------------------------------

@@ -230,7 +230,7 @@ def test_a_gpu_that_nobody_knows_is_refused(run: Run, bundle: Path, name: str, m
     status, out, errors = run(bundle, *SIZES, "--gpu", name)
     assert (status, out) == (2, "")
     assert (
-        f"nothing is known of a GPU model {name!r}: expected NVIDIA H200, on which small was measured"
+        f"nothing is known of a GPU model {name!r}: expected NVIDIA H200, on which the bundle was measured"
         in errors
     )
     assert f"did you mean {meant!r}?" in errors if meant else "did you mean" not in errors

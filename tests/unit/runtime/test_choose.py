@@ -248,7 +248,6 @@ def test_a_gpu_can_be_named_for_operands_on_no_device(tmp_path: Path) -> None:
         # Another model by its driver, of which nothing was measured.
         ("NVIDIA A100", "default order"),
         ("H20", "default order"),
-        ("PCIe", "default order"),
     ],
 )
 def test_a_gpu_can_be_named_short(tmp_path: Path, name: str, tier: str) -> None:
@@ -261,6 +260,27 @@ def test_a_gpu_can_be_named_short(tmp_path: Path, name: str, tier: str) -> None:
     )
     assert bundle.choose(*operands(), gpu=name).tier == tier
     assert bundle.find(*operands(), gpu=name)
+
+
+@pytest.mark.parametrize("name", ["banana", "PCIe", "NVDIA H200"])
+def test_a_name_of_no_gpu_is_refused(tmp_path: Path, name: str) -> None:
+    bundle = opened(tmp_path, F16, ranking(F16))
+    expected = f"nothing is known of a GPU model '{name}': expected NVIDIA H200, on which the bundle was"
+    for ask in (bundle.find, bundle.choose):
+        with pytest.raises(OperandError, match=expected):
+            ask(*operands(), gpu=name)
+
+
+def test_a_gpu_that_is_not_here_has_the_figures_of_its_model(tmp_path: Path) -> None:
+    bundle = opened(tmp_path, F16)
+    for name, figures in [
+        ("NVIDIA H20", "78 SMs at 1980 MHz and 4000 GB/s"),
+        ("h200", "132 SMs at 1980 MHz and 4814 GB/s"),
+        ("NVIDIA H100 PCIe", "114 SMs at 1755 MHz and 2039 GB/s"),
+        # Nothing more is known of it than its compute capability.
+        ("GB200", "132 SMs at 1980 MHz and 3352 GB/s"),
+    ]:
+        assert figures in bundle.choose(*operands(), target="sm_90a", gpu=name).reason
 
 
 def test_a_short_name_of_several_gpus_is_refused(tmp_path: Path) -> None:
@@ -391,7 +411,7 @@ def test_a_ranking_that_is_damaged_or_another_is_refused(tmp_path: Path, gpu: di
 
 def test_names_of_other_gpus_leave_nothing_behind(tmp_path: Path) -> None:
     bundle = opened(tmp_path, F16, ranking(F16))
-    reasons = {bundle.choose(*operands(), gpu=f"GPU {number}").reason for number in range(20)}
+    reasons = {bundle.choose(*operands(), gpu=f"NVIDIA H20 {number}").reason for number in range(20)}
     assert len(reasons) == 20
     assert len(bundle._finder._found) == 1
 

@@ -371,6 +371,19 @@ def test_a_design_without_these_names_is_ordered_too(design: dict[str, Any], tar
     }
 
 
+@pytest.mark.parametrize("extents", [Extents(1, 4096, 4096, 4096), Extents(1, 128, 256, 8192)])
+def test_instructions_of_ampere_take_longer_on_newer_gpus_that_have_others(extents: Extents) -> None:
+    """Their name comes first in the alphabet, so that they were taken of equals."""
+    for target, slower in (("sm_80", False), ("sm_90a", True), ("sm_100a", True), ("sm_120a", False)):
+        ampere, hopper = (
+            gemm(target=target, design={"family": family, "tile_shape": (128, 128, 64)})
+            for family in ("Sm80TensorOpGemm", "Sm90StaticPersistentGemm")
+        )
+        times = [sort_key(one, extents)[0] for one in (ampere, hopper)]
+        assert (times[0] > 1.1 * times[1]) is slower
+        assert (times[0] == times[1]) is not slower
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a", "sm_103f", "sm_120a"])
 @pytest.mark.parametrize("bits", [4, 8, 16, 32, 64])
 def test_a_large_problem_is_expected_below_the_peak_of_the_gpu(target: str, bits: int) -> None:

@@ -234,8 +234,8 @@ def test_constants_of_the_model_that_chooses_for_all_that_was_not_measured() -> 
     here, there = ranking_of(ranked(SQUARE, "aa"), costs=TILES), ranking_of(gpu="NVIDIA H100", costs=["aa"])
     assert estimating(known(here, [there]), ALL, H200) == [COSTS[digest] for digest in ALL.digests]
     assert estimating(known(elsewhere=[there]), ALL, H200) == there.costs_on(ALL, H200)
-    assert estimating(known(), ALL, H200) == ALL.derivation(H200)
-    assert estimating(known(ranking_of(ranked(SQUARE, "aa"))), ALL, H200) == ALL.derivation(H200)
+    assert estimating(known(), ALL, H200) == ALL.unmeasured(H200)
+    assert estimating(known(ranking_of(ranked(SQUARE, "aa"))), ALL, H200) == ALL.unmeasured(H200)
 
 
 def test_no_model_chooses_for_all_where_the_build_ranked_or_the_model_knows_nothing() -> None:
