@@ -30,7 +30,8 @@ class Occupancy(NamedTuple):
         blocks: that an SM holds at once; 0 if not even one can be launched.
         warps: of those blocks.
         most_warps: that an SM can hold.
-        limit: what allows no more blocks: ``threads``, ``blocks``, ``registers`` or ``shared memory``.
+        limit: what allows no more blocks: ``threads``, ``blocks``, ``registers``, ``shared memory``; equals
+            with ``and`` between them.
     """
 
     blocks: int
@@ -58,5 +59,6 @@ def occupancy(limits: Multiprocessor, threads: int, registers: int, shared_bytes
     }
     if threads > BLOCK_THREADS:
         counts["threads"] = 0
-    limit = min(counts, key=counts.__getitem__)
-    return Occupancy(counts[limit], counts[limit] * warps, limits.threads // WARP, limit)
+    blocks = min(counts.values())
+    limit = " and ".join(name for name, count in counts.items() if count == blocks)
+    return Occupancy(blocks, blocks * warps, limits.threads // WARP, limit)

@@ -18,7 +18,7 @@ from cutlass_aot.builder.occupancy import BLOCK_THREADS, Occupancy, limits_of, o
 from cutlass_aot.builder.plan.recipe import Recipe
 from cutlass_aot.builder.records import Enumeration
 from cutlass_aot.builder.settings import Settings
-from cutlass_aot.errors import CompileError, GeneratorError
+from cutlass_aot.errors import CompileError, GeneratorError, ParameterError
 from cutlass_aot.generators.device_profiles import profile_for
 from cutlass_aot.generators.protocol import Generator, Problem
 from cutlass_aot.generators.registry import GeneratorReference
@@ -27,7 +27,7 @@ from cutlass_aot.schema.kernels.artifact import Facts
 from cutlass_aot.schema.kernels.design import full_name
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import DEFAULT_HOSTS, HOSTS, Target, target_meant
-from cutlass_aot.schema.words import did_you_mean, few, size
+from cutlass_aot.schema.words import by_numbers, did_you_mean, few, size
 from cutlass_aot.store.store import Store
 
 _LOG_LINES = 30
@@ -169,7 +169,8 @@ def target_for(
     """The target to compile for: the one asked for, else the best for the GPU at hand, else the first.
 
     Raises:
-        GeneratorError: if the generator has no such operation or target.
+        GeneratorError: if the generator has no such operation.
+        ParameterError: if it has no such target.
     """
     targets = generator.targets(operation)
     if not targets:
@@ -180,7 +181,7 @@ def target_for(
         )
     if explicit is not None:
         if explicit not in targets:
-            raise GeneratorError(
+            raise ParameterError(
                 f"kernel {generator.name!r} is for {', '.join(targets)}, not for {explicit}"
                 + target_meant(explicit, targets)
             )
@@ -212,6 +213,6 @@ def _nothing(
     names = [full_name(one.written, values) for one in filters]
     meant = "".join(did_you_mean(one, values) for one in names if one not in values)
     shown = dict.fromkeys(names) if values.keys() >= set(names) else values
-    there = "; ".join(f"{key} = {few(sorted(values[key]), 12)}" for key in shown)
+    there = "; ".join(f"{key} = {few(sorted(values[key], key=by_numbers), 12)}" for key in shown)
     filtered = " and ".join(map(str, filters))
     return f"none of {len(found)} kernels of {name!r} has {filtered}: there is {there}{meant}"

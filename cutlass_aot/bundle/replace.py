@@ -114,7 +114,7 @@ def disk_error(error: OSError, output: Path, advice: str, what: str = "the bundl
     where = error.filename if error.filename is not None else output
     return BundleError(
         f"cannot write {what} {output}: {where}: {error.strerror or error}; "
-        f"make room or name another output, and {advice}"
+        f"check permissions and free space, or name another output, and {advice}"
     )
 
 

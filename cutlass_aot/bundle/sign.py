@@ -251,10 +251,11 @@ def new_key(path: Path, passphrase: str | None = None) -> PublicKey:
     except OSError as error:
         for file in made:
             file.unlink(missing_ok=True)
-        what = "is there already" if isinstance(error, FileExistsError) else error.strerror or error
-        raise SignatureError(
-            f"{error.filename or path}: {what}; a key is never overwritten: name another file"
-        ) from None
+        if isinstance(error, FileExistsError):
+            what = "is there already; a key is never overwritten: name another file"
+        else:
+            what = f"{error.strerror or error}; check permissions and free space, or name another file"
+        raise SignatureError(f"{error.filename or path}: {what}") from None
     return made_key
 
 

@@ -131,6 +131,10 @@ def command(
         )
         if not (refused or ways):
             reasons = f"no {kind} matches the filters{_present(opened, given, parameters)}"
+            if not (given or parameters):
+                gemms = any(group.operation == "gemm" for group in opened.groups)
+                there = "GEMMs alone, which --m, --n and --k name" if gemms else "requests of programs alone"
+                reasons = f"it has {there}"
         raise KernelNotFound(f"{opened.name} has no {kind} for {named}: {reasons}")
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])

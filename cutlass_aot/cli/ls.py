@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +14,7 @@ from cutlass_aot.cli.output.operand_lines import group_lines
 from cutlass_aot.cli.output.render import own_name, print_json, table
 from cutlass_aot.cli.output.terminal import say
 from cutlass_aot.schema.codec import to_plain
-from cutlass_aot.schema.words import did_you_mean, few, plural, size
+from cutlass_aot.schema.words import by_numbers, did_you_mean, few, plural, size
 
 if TYPE_CHECKING:
     from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
@@ -62,7 +61,7 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
     kernels = opened.kernels(**patterns)
     if as_json:
         print_json([kernel_summary(handle) for handle in kernels])
-        return 0
+        return 1 if patterns and not kernels else 0
     rows: list[tuple[object, ...]] = [
         (
             handle.facts.registers,
@@ -78,7 +77,7 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
         apart = _set_apart(kernels)
         rows = [(*row, apart.get(handle.digest, "")) for row, handle in zip(rows, kernels, strict=True)]
         places = {group: place for place, group in enumerate(dict.fromkeys(h.group.name for h in kernels))}
-        order = [(places[h.group.name], _numbers_by_size(apart.get(h.digest, ""))) for h in kernels]
+        order = [(places[h.group.name], by_numbers(apart.get(h.digest, ""))) for h in kernels]
         by_request = sorted(zip(order, groups, rows, strict=True), key=itemgetter(0))
         groups, rows = [group for _, group, _ in by_request], [row for _, _, row in by_request]
         header = (*header, "request")
@@ -88,11 +87,11 @@ def command(bundle: Path, where: tuple[str, ...], as_json: bool, **filters: tupl
         for name in patterns:
             shown = few((value or "''" for value in values(everything, name)), _SHOWN)
             say(f"  {name}: {shown}")
-        return 0
+        return 1
     if rows:
         lines = group_lines({handle.group.name: handle.kernel for handle in kernels})
         say(*table(rows, header, [(group, *lines[group]) for group in groups]))
-    targets = sorted({handle.target for handle in kernels})
+    targets = sorted({handle.target for handle in kernels}, key=by_numbers)
     shown = f"{plural(len(kernels), 'kernel')} of {opened.name} {opened.version}"
     tuned = f"; tuned for {', '.join(opened.tuned_for)}" if opened.tuned_for else ""
     say(f"{shown}, for {', '.join(targets) or 'no target'}{tuned}")
@@ -125,7 +124,7 @@ def installed(name: str | None, paths: tuple[Path, ...], as_json: bool) -> int:
     if not found and not as_json:
         meant = did_you_mean(name, [item.name for item in installed_report(paths=paths) if item.targets])
         say(f"no bundle{f' {name}' if name else ''} is installed{meant}")
-    return 0
+    return 1 if name and not found else 0
 
 
 def _set_apart(kernels: Sequence[KernelHandle]) -> dict[str, str]:
@@ -141,11 +140,6 @@ def _set_apart(kernels: Sequence[KernelHandle]) -> dict[str, str]:
         if requests:
             found |= dict(zip([handle.digest for handle in handles], set_apart(requests), strict=True))
     return found
-
-
-def _numbers_by_size(text: str) -> list[tuple[int, int, str]]:
-    parts = re.split(r"([0-9]+)", text)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
 
 
 def kernel_summary(handle: KernelHandle) -> dict[str, Any]:

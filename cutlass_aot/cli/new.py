@@ -42,6 +42,8 @@ def command(kind: str, name: str, output: Path | None) -> int:
     With `kernel`, the kernel is declared with its parameters and operands; with `generator`, a class
     enumerates kernels for the operands of a manifest.
     """
+    if problem := _problem(kind, name):
+        raise click.BadParameter(f"{name!r} cannot name a {kind}: {problem}", param_hint="NAME")
     folder = output or Path(name)
     written = write_package(kind, name, folder)
     example = ""

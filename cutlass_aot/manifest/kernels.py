@@ -24,6 +24,7 @@ from cutlass_aot.schema.kernels.accumulation import ACCUMULATIONS, EXACT, Reques
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import Epilogue, parse_epilogue
 from cutlass_aot.schema.targets import target_meant
+from cutlass_aot.schema.words import closest
 
 Combinations = tuple[tuple[tuple[str, ...], str], ...]
 
@@ -142,7 +143,12 @@ def _combinations(table: Mapping[str, Any], where: str) -> Combinations:
     if any(key in table for key in ("ab", "a", "b", "out")):
         return _of_a_and_b(table, where)
     if table.get("operation", "gemm") in GEMM_OPERATIONS:
-        raise ManifestError(f"{where}.ab: missing, expected some of {', '.join(DTYPES)}")
+        meant = [
+            f"; {key!r} may be meant for {near!r}"
+            for key in table
+            if key not in TABLE_KEYS and (near := closest(key, TABLE_KEYS)) in ("ab", "dtypes")
+        ]
+        raise ManifestError(f"{where}.ab: missing, expected some of {', '.join(DTYPES)}{''.join(meant)}")
     for key in ("accumulator", "accumulation", "layouts", "scale", "a_scale", "b_scale", "epilogue"):
         if key in table:
             raise ManifestError(

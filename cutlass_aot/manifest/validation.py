@@ -41,6 +41,8 @@ def alone(table: Mapping[str, Any], key: str, others: Sequence[str], where: str)
 
 def list_of_tables(value: object, message: str) -> list[dict[str, Any]]:
     """An array of tables, as ``[[name]]`` gives it; a :class:`ManifestError` with the message otherwise."""
+    if isinstance(value, dict):
+        raise ManifestError(f"{message}; a table of several has two brackets, as in [[kernels]]")
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
         raise ManifestError(message)
     return value

@@ -21,6 +21,12 @@ def size(count: int) -> str:
     return f"{value:.1f} GB"
 
 
+def by_numbers(text: object) -> list[tuple[int, int, str]]:
+    """Sort key of text with numbers, by their values: sm_80 before sm_100a, 64x64 before 128x64."""
+    parts = re.split(r"([0-9]+)", str(text))
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
 def plural(count: int, noun: str) -> str:
     """``1 kernel``, ``2 kernels``, ``2 libraries``."""
     if count == 1:

@@ -28,7 +28,7 @@ from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, names_in
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.targets import Target, target_meant
-from cutlass_aot.schema.words import did_you_mean, few
+from cutlass_aot.schema.words import by_numbers, did_you_mean, few
 from cutlass_aot.store.artifacts import read_artifact, read_failure
 from cutlass_aot.store.store import Store
 
@@ -327,7 +327,7 @@ def _occurring(design_filter: DesignFilter, kernels: Sequence[Kernel]) -> str:
     if not values:
         return f"no kernel that is left has {full_name(design_filter.written)!r}"
     meant = "".join(dict.fromkeys(did_you_mean(value, values) for value in design_filter.values))
-    return f"what is left has {few(sorted(values), 12)}{meant}"
+    return f"what is left has {few(sorted(values, key=by_numbers), 12)}{meant}"
 
 
 def load_selection(store: Store, plan: str) -> Selection | None:

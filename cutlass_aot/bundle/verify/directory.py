@@ -260,7 +260,7 @@ class _Verification:
             elif not all(FILE_NAME.fullmatch(part) for part in path.split("/")):
                 self._bad_file(path, "a file name with other characters", "a plain file name")
             elif path not in present:
-                self._bad_file(path, "nothing", f"a file of {reference.size} bytes")
+                self._bad_file(path, "missing", f"a file of {reference.size} bytes")
             else:
                 self._unread.add(path)
 

@@ -94,9 +94,9 @@ def _disk(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename2 or error.filename or output
         raise BundleError(
-            f"cannot write {where}: {error.strerror or error}; make room, or name another output"
+            f"cannot write wheels to {output}: {error.strerror or error}; check permissions and free space, "
+            "or name another output"
         ) from error
 
 

@@ -198,7 +198,7 @@ def record_problems(
         path, digest, size = row
         listed.add(path)
         if path not in sizes:
-            yield Problem(path, "nothing", "the file that RECORD lists")
+            yield Problem(path, "missing", "the file that RECORD lists")
         elif path == record:
             if digest or size:
                 yield Problem(record, "its own digest or size", "neither")

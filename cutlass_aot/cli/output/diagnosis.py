@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from cutlass_aot.schema.versions import release
+from cutlass_aot.schema.words import by_numbers
 
 WIDTH = 80
 
@@ -18,7 +19,8 @@ def answer_lines(diagnosis: Mapping[str, Any]) -> Iterator[str]:
     yield from _machine(diagnosis["facts"])
     for bundle in diagnosis["bundles"]:
         yield f"bundle {bundle['name']} {bundle['version']}"
-        yield from _wrapped(f"kernels for {_listed(bundle['targets'])}; hosts {_listed(bundle['hosts'])}")
+        targets = _listed(sorted(bundle["targets"], key=by_numbers))
+        yield from _wrapped(f"kernels for {targets}; hosts {_listed(bundle['hosts'])}")
         requirements = bundle["needs"]
         yield from _wrapped(f"needs apache-tvm-ffi {requirements['tvm_ffi']}, glibc {requirements['glibc']}")
         yield from _drivers(bundle["drivers"])
@@ -71,6 +73,7 @@ def _verdict(bundle: Mapping[str, Any]) -> Iterator[str]:
     if bundle["accepted"]:
         served = sum(gpu["target"] is not None for gpu in gpus)
         yield "  yes" if served == len(gpus) else f"  yes, on {served} of {len(gpus)} GPUs"
+        yield "  (its files are taken to be whole: cutlass-aot verify reads them)"
     for reason in bundle["reasons"]:
         yield from _refusal("no", reason)
     for first, last, gpu in _runs(gpus):

@@ -434,8 +434,8 @@ class Sm90Gemm:
         "cutlass_aot.schema.kernels.formula",
     )
     design: Mapping[str, str] = {
-        "family": f"{FAMILY}; with scale factors, exact sums of FP8, or of groups, "
-        f"{', '.join([*_FAMILIES.values()][1:])}",
+        "family": f"{FAMILY}, or {_FAMILIES[False, False, False, True]} where two warp groups take turns; "
+        f"with scale factors, exact sums of FP8, or groups: {', '.join([*_FAMILIES.values()][2:])}",
         "tile_shape": "rows, columns and depth of a block's tile of the output",
         "cluster_shape": "blocks of a cluster along M and N, that share operands, and K, that share a sum",
         "blocks_per_sm": "blocks that one multiprocessor has room for",

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from cutlass_aot.errors import BundleError
+from cutlass_aot.errors import BundleError, ParameterError
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.design import DesignValue, full_name, matches
-from cutlass_aot.schema.words import did_you_mean, few
+from cutlass_aot.schema.words import by_numbers, did_you_mean, few
 
 Filters = Mapping[str, "str | Sequence[str]"]
 
@@ -64,9 +64,9 @@ def matching(handles: Sequence[KernelHandle], filters: Filters) -> list[KernelHa
 def values(handles: Sequence[KernelHandle], name: str) -> list[str]:
     """The values that a filter can select among these kernels, each once; numbers in order of size."""
     if name in _OF_GROUP:
-        return sorted({_OF_GROUP[name](handle.group) for handle in handles})
+        return sorted({_OF_GROUP[name](handle.group) for handle in handles}, key=by_numbers)
     if name in _OF_KERNEL:
-        return sorted({_OF_KERNEL[name](handle) for handle in handles})
+        return sorted({_OF_KERNEL[name](handle) for handle in handles}, key=by_numbers)
     _check_names(handles, (name,))
     # By type too: True == 1, but they are different values.
     described = [_described(handle) for handle in handles]
@@ -79,7 +79,7 @@ def _check_names(handles: Sequence[KernelHandle], names: Iterable[str]) -> None:
     known = {name for handle in handles for name in _described(handle)}
     for name in sorted(names):
         if full_name(name, known) not in known and name not in _OF_KERNEL:
-            raise BundleError(
+            raise ParameterError(
                 f"unknown filter {name!r}: expected one of {', '.join(GENERAL_FILTERS)}, or of the design "
                 f"and the parameters: {', '.join(sorted(known))}"
                 + did_you_mean(name, (*GENERAL_FILTERS, *known))

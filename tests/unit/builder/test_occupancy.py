@@ -18,7 +18,7 @@ from cutlass_aot.schema.targets import KNOWN_TARGETS
         ("sm_90a", 256, 255, 0, 1, "registers"),
         # 40 registers a thread are 1280 a warp: 51 warps fit, of which 48 are given.
         ("sm_90a", 256, 40, 0, 6, "registers"),
-        ("sm_90a", 384, 168, 200 << 10, 1, "registers"),
+        ("sm_90a", 384, 168, 200 << 10, 1, "registers and shared memory"),
         ("sm_90a", 128, 32, 100 << 10, 2, "shared memory"),
         ("sm_90a", 128, 32, 227 << 10, 1, "shared memory"),
         ("sm_90a", 128, 32, 228 << 10, 0, "shared memory"),

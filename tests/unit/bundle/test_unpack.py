@@ -84,8 +84,8 @@ def test_a_disk_that_refuses_is_told_with_what_to_do(
     monkeypatch.setattr(Path, "mkdir" if where == "before" else "rename", refuse)
     with pytest.raises(
         BundleError,
-        match=r"cannot write the unpacked bundle .*out: .*: No space left on device; make room or name "
-        r"another output, and unpack again",
+        match=r"cannot write the unpacked bundle .*out: .*: No space left on device; check permissions "
+        r"and free space, or name another output, and unpack again",
     ):
         unpack_bundle(bundle, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]

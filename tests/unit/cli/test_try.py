@@ -18,7 +18,7 @@ import cutlass_aot.builder.try_kernel as build_side
 from cutlass_aot.builder.link.kernel_object import LaunchNumbers
 from cutlass_aot.builder.try_kernel import TriedKernel, target_for
 from cutlass_aot.cli import main
-from cutlass_aot.errors import DeviceError, GeneratorError
+from cutlass_aot.errors import DeviceError, GeneratorError, ParameterError
 from cutlass_aot.generators.declared import DeclaredGenerator
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.runtime import declared
@@ -265,7 +265,7 @@ def test_the_target_is_the_one_given_to_it_for_or_the_gpus_or_the_first() -> Non
     assert target_for(generator, "scale_rows", None, (10, 0)) == "sm_100a"
     assert target_for(generator, "scale_rows", None, (8, 0)) == "sm_90a"
     assert target_for(generator, "scale_rows", "sm_100a", (9, 0)) == "sm_100a"
-    with pytest.raises(GeneratorError, match="is for sm_90a, sm_100a, not for sm_80"):
+    with pytest.raises(ParameterError, match="is for sm_90a, sm_100a, not for sm_80"):
         target_for(generator, "scale_rows", "sm_80", None)
     with pytest.raises(GeneratorError, match="has no operation 'other': expected scale_rows"):
         target_for(generator, "other", None, None)

@@ -83,12 +83,13 @@ machine
   GPUs 0 to 1: NVIDIA H200
   GPU 2: NVIDIA L4
 bundle small 0.1.0
-  kernels for sm_100a, sm_90a; hosts x86_64
+  kernels for sm_90a, sm_100a; hosts x86_64
   needs apache-tvm-ffi 0.1.15.post2, glibc 2.28
   needs a driver for CUDA 12.0, release 525.60.13 or newer, for sm_90a
   needs a driver for CUDA 12.8, release 570.26 or newer, for sm_100a
 can run
   yes, on 2 of 3 GPUs
+  (its files are taken to be whole: cutlass-aot verify reads them)
   GPUs 0 to 1: sm_90a (architecture-specific)
   GPU 2: no: NVIDIA L4 has compute capability 8.9, the bundle has kernels for
     sm_100a, sm_90a

@@ -258,7 +258,9 @@ def _check_place(path: Path) -> None:
 
 
 def _unwritable(path: Path, why: str) -> ReportError:
-    return ReportError(f"{path}: the page cannot be written: {why}; make room, or name another file")
+    return ReportError(
+        f"{path}: the page cannot be written: {why}; check permissions and free space, or name another file"
+    )
 
 
 def _verdict(facts: BuildFacts, ended_by: str) -> tuple[str, str]:
