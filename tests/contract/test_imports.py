@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +66,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.schema.kernels.kernel",
     "cutlass_aot.schema.kernels.operands",
     "cutlass_aot.schema.kernels.tiling",
+    "cutlass_aot.schema.named_tuple",
     "cutlass_aot.schema.targets",
     "cutlass_aot.schema.tuning",
     "cutlass_aot.schema.tuning.costs",
@@ -176,3 +179,19 @@ def test_public_names_resolve() -> None:
         "except AttributeError as error: assert 'nothing' in str(error)\n"
         "else: raise SystemExit('an unknown name resolved')"
     )
+
+
+def test_named_tuples_of_these_modules_are_cheap_to_define() -> None:
+    typed = [
+        module
+        for module in sorted(ALLOWED_MODULES)
+        if re.search(r"^from typing import .*\bNamedTuple\b", source_of(module), re.MULTILINE)
+    ]
+    assert typed == []
+
+
+def source_of(module: str) -> str:
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).read_text()

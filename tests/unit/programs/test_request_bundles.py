@@ -247,7 +247,7 @@ def test_ls_says_what_sets_requests_of_a_callable_apart(bundle: Path, run: Calla
     last = [line.split("  ")[-1].strip() for line in lines]
     # By size, not by digest.
     assert [cell for cell in last if cell.startswith("N ")] == ["N 64", "N 128"]
-    assert lines[-1] == "9 kernels of small 0.1.0, for sm_100a, sm_90a; tuned for NVIDIA H200"
+    assert lines[-1] == "9 kernels of small 0.1.0, for sm_90a, sm_100a; tuned for NVIDIA H200"
     listed = json.loads(
         run("ls", bundle, "--operation", "cute.compile", "--where", "callable=ops.norm*", "--json")
     )

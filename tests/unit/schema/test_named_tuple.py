@@ -41,7 +41,7 @@ class Theirs(typing.NamedTuple):
 
 
 class Derived(Ours):
-    """Annotates an attribute, which is no field."""
+    """Annotates an attribute, which is not a field."""
 
     note: str = "none"
 
