@@ -133,8 +133,9 @@ def command(
             reasons = f"no {kind} matches the filters{_present(opened, given, parameters)}"
             if not (given or parameters):
                 gemms = any(group.operation == "gemm" for group in opened.groups)
-                there = "GEMMs alone, which --m, --n and --k name" if gemms else "requests of programs alone"
-                reasons = f"it has {there}"
+                requests = any(group.requests for group in opened.groups)
+                there = ["GEMMs, which --m, --n and --k name"] * gemms + ["requests of programs"] * requests
+                reasons = f"it has {' and '.join(there) or 'no kernels'}"
         raise KernelNotFound(f"{opened.name} has no {kind} for {named}: {reasons}")
     if as_json:
         print_json([_record(group, choice, top) for group, choice in found])

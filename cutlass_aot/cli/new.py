@@ -42,8 +42,6 @@ def command(kind: str, name: str, output: Path | None) -> int:
     With `kernel`, the kernel is declared with its parameters and operands; with `generator`, a class
     enumerates kernels for the operands of a manifest.
     """
-    if problem := _problem(kind, name):
-        raise click.BadParameter(f"{name!r} cannot name a {kind}: {problem}", param_hint="NAME")
     folder = output or Path(name)
     written = write_package(kind, name, folder)
     example = ""
@@ -64,14 +62,16 @@ def write_package(kind: str, name: str, folder: Path) -> list[str]:
     """Write a package from its template to a folder that does not exist; returns its files.
 
     Raises:
-        GeneratorError: if the name cannot be a kernel's, is that of another generator or of a module or means
-            something else, or the folder exists or cannot be written.
+        click.BadParameter: if the name cannot be a kernel's, is that of another generator or of a module, or
+            means something else.
+        GeneratorError: if the folder exists or cannot be written.
     """
     known = references().get(name)
     if known is not None:
-        raise GeneratorError(f"{name!r} is the name of generator {known.location}: give yours another one")
+        problem = f"{name!r} is the name of generator {known.location}: give yours another one"
+        raise click.BadParameter(problem, param_hint="NAME")
     if problem := _problem(kind, name):
-        raise GeneratorError(f"{name!r} cannot name a {kind}: {problem}")
+        raise click.BadParameter(f"{name!r} cannot name a {kind}: {problem}", param_hint="NAME")
     files = {
         _renamed(path.relative_to(TEMPLATES / kind).as_posix(), kind, name): _renamed(
             path.read_text(encoding="utf-8"), kind, name

@@ -75,6 +75,7 @@ def parse_kernels(tables: Any, targets: tuple[str, ...]) -> tuple[KernelTable, .
     """Read the tables; ``targets`` are those of the bundle."""
     found = list_of_tables(
         tables,
+        "kernels",
         "[[kernels]], [[programs]] and [[recordings]] are missing: at least one table says which kernels to "
         "build",
     )

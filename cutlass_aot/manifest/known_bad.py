@@ -48,7 +48,9 @@ class KnownBad:
 
 def parse_known_bad(tables: Any) -> tuple[KnownBad, ...]:
     """Read the tables."""
-    found = list_of_tables(tables, "[[known_bad]]: expected tables, each with a generator and a reason")
+    found = list_of_tables(
+        tables, "known_bad", "[[known_bad]]: expected tables, each with a generator and a reason"
+    )
     return tuple(_row(table, f"known_bad[{index}]") for index, table in enumerate(found))
 
 

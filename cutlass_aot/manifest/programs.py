@@ -58,7 +58,9 @@ class RecordingTable:
 
 def parse_recordings(tables: Any) -> tuple[RecordingTable, ...]:
     """Read the ``[[recordings]]`` tables."""
-    listed = list_of_tables(tables, '[[recordings]]: expected tables, each with file = "NAME.recording"')
+    listed = list_of_tables(
+        tables, "recordings", '[[recordings]]: expected tables, each with file = "NAME.recording"'
+    )
     found = []
     for index, table in enumerate(listed):
         where = f"recordings[{index}]"
@@ -69,7 +71,9 @@ def parse_recordings(tables: Any) -> tuple[RecordingTable, ...]:
 
 def parse_programs(tables: Any, targets: tuple[str, ...]) -> tuple[ProgramTable, ...]:
     """Read the tables; ``targets`` are those of the bundle."""
-    found = list_of_tables(tables, '[[programs]]: expected tables, each with run = ["python", "FILE"]')
+    found = list_of_tables(
+        tables, "programs", '[[programs]]: expected tables, each with run = ["python", "FILE"]'
+    )
     return tuple(_table(table, f"programs[{index}]", targets) for index, table in enumerate(found))
 
 

@@ -39,10 +39,10 @@ def alone(table: Mapping[str, Any], key: str, others: Sequence[str], where: str)
             raise ManifestError(f"{where}: give either `{key}` or `{other}`, not both")
 
 
-def list_of_tables(value: object, message: str) -> list[dict[str, Any]]:
+def list_of_tables(value: object, name: str, message: str) -> list[dict[str, Any]]:
     """An array of tables, as ``[[name]]`` gives it; a :class:`ManifestError` with the message otherwise."""
     if isinstance(value, dict):
-        raise ManifestError(f"{message}; a table of several has two brackets, as in [[kernels]]")
+        raise ManifestError(f"[{name}] is a single table: write [[{name}]], with two brackets")
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
         raise ManifestError(message)
     return value

@@ -189,8 +189,8 @@ class Bundle:
                 :class:`~cutlass_aot.MisplacedOperand` if operands are not on one GPU.
             ParameterError: for a name that is close to that of a parameter or of an operand.
             OperandError: if an operand cannot be described, ``target`` is not the name of a target, or
-                ``gpu`` is given without ``target`` for a bundle of several targets, or can be several of
-                :attr:`tuned_for`.
+                ``gpu`` is given without ``target`` for a bundle of several targets, can be several of
+                :attr:`tuned_for`, or is a model of which nothing is known.
             Incompatible: if no kernel of the bundle runs on the operands' GPU with its driver.
             DeviceError: if operands are on a GPU that the driver does not know.
         """
@@ -256,7 +256,7 @@ class Bundle:
                 ``true`` or ``false``.
 
         Raises:
-            BundleError: for a filter that no kernel of the bundle has.
+            ParameterError: for a filter that no kernel of the bundle has.
         """
         # Imported here and below: a launch needs no listing.
         from cutlass_aot.runtime.opened.filters import group_matches, matching

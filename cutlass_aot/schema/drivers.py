@@ -1,6 +1,6 @@
 """NVIDIA's drivers and GPUs: the CUDA version of each driver, and what each model has.
 
-Only what a cited source says is here; nothing is guessed.
+Nothing is guessed: the tables say where they are from, and a model that they lack is not known.
 """
 
 import re
@@ -75,13 +75,25 @@ COMPUTE_CAPABILITIES: Mapping[str, tuple[int, int]] = MappingProxyType(
         "L40": (8, 9),
         "L40S": (8, 9),
         "Orin": (8, 7),
+        "RTX 3060": (8, 6),
+        "RTX 3070": (8, 6),
+        "RTX 3080": (8, 6),
         "RTX 3090": (8, 6),
+        "RTX 4000 Ada": (8, 9),
+        "RTX 4060": (8, 9),
+        "RTX 4070": (8, 9),
+        "RTX 4080": (8, 9),
         "RTX 4090": (8, 9),
+        "RTX 5000 Ada": (8, 9),
+        "RTX 5060": (12, 0),
         "RTX 5070": (12, 0),
         "RTX 5080": (12, 0),
         "RTX 5090": (12, 0),
         "RTX 6000 Ada": (8, 9),
+        "RTX A4000": (8, 6),
+        "RTX A5000": (8, 6),
         "RTX A6000": (8, 6),
+        "RTX PRO 4000 Blackwell": (12, 0),
         "RTX PRO 4500 Blackwell": (12, 0),
         "RTX PRO 5000 Blackwell": (12, 0),
         "RTX PRO 6000 Blackwell": (12, 0),
@@ -101,21 +113,26 @@ _MACHINES: Mapping[str, Machine] = MappingProxyType(
     {
         "A10": Machine(72, 1695, 600),
         "A100": Machine(108, 1410, 2039),
+        "A100 PCIE 40GB": Machine(108, 1410, 1555),
+        "A100 SXM4 40GB": Machine(108, 1410, 1555),
         "A30": Machine(56, 1440, 933),
         "A40": Machine(84, 1740, 696),
         "B200": Machine(148, 1965, 8000),
         "GH200": Machine(132, 1980, 4000),
+        "GH200 144G HBM3e": Machine(132, 1980, 4900),
         "H100": Machine(132, 1980, 3352),
         "H100 NVL": Machine(132, 1785, 3938),
         "H100 PCIe": Machine(114, 1755, 2039),
         "H20": Machine(78, 1980, 4000),
         "H200": Machine(132, 1980, 4814),
-        "H800": Machine(132, 1980, 3352),
+        "H200 NVL": Machine(132, 1785, 4814),
         "L4": Machine(58, 2040, 300),
         "L40": Machine(142, 2490, 864),
         "L40S": Machine(142, 2520, 864),
         "RTX 3090": Machine(82, 1695, 936),
+        "RTX 3090 Ti": Machine(84, 1860, 1008),
         "RTX 4090": Machine(128, 2520, 1008),
+        "RTX 4090 D": Machine(114, 2520, 1008),
         "RTX 5080": Machine(84, 2617, 960),
         "RTX 5090": Machine(170, 2407, 1792),
         "RTX A6000": Machine(84, 1800, 768),
@@ -124,9 +141,12 @@ _MACHINES: Mapping[str, Machine] = MappingProxyType(
 )
 """What times scale with, by words in the names of GPUs: what kernels are chosen by where the GPU is not here.
 
-Source: NVIDIA's data sheets and architecture white papers; H100 and H200 as their drivers say. An A100 is
-that with 80 GB, a GH200 that with HBM3.
+Source: NVIDIA's data sheets and architecture white papers; H100 and H200 as their drivers say. Where the name
+does not say how much memory there is, an A100 has 80 GB, and a GH200 HBM3.
 """
+
+_PARTS_OF_GPUS = frozenset({"laptop", "max", "mig"})
+"""Words of names whose GPU has less than the model: of laptops (also Max-Q), or a slice of one (MIG)."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 _VENDOR = "nvidia"
@@ -158,6 +178,8 @@ def compute_capability_of(model: str) -> tuple[int, int] | None:
 
 def machine_of(model: str) -> Machine | None:
     """What times scale with on a GPU model by its name, as in :func:`compute_capability_of`."""
+    if _PARTS_OF_GPUS.intersection(_WORD.findall(model.lower())):
+        return None
     return _of_model(_MACHINES, model)
 
 
@@ -176,13 +198,14 @@ def refusal_of_model(name: str, measured: Sequence[str]) -> str | None:
     """
     if models_named(name, measured):
         return None
-    vendor, _, model = name.strip().partition(" ")
-    misspelt = vendor.lower() != _VENDOR and closest(vendor, ("NVIDIA",)) is not None
+    vendor, *words = _WORD.findall(name.lower()) or [""]
+    model = name[len(vendor) :].lstrip(" -_")
+    misspelt = vendor != _VENDOR and closest(vendor, (_VENDOR,)) is not None and bool(words)
     if not misspelt and compute_capability_of(name) is not None:
         return None
     here = f"{', '.join(measured)}, on which the bundle was measured, or " if measured else ""
     # Without the vendor, since that is most of a short name.
-    meant = did_you_mean(model if vendor.lower() == _VENDOR else name, (*measured, *COMPUTE_CAPABILITIES))
+    meant = did_you_mean(model if vendor == _VENDOR else name, (*measured, *COMPUTE_CAPABILITIES))
     if misspelt and compute_capability_of(model) is not None:
         meant = f"; did you mean {f'NVIDIA {model}'!r}?"
     return (

@@ -7,7 +7,8 @@ Prints Markdown tables, with the machine, the date and the versions. ``-o`` writ
 ``--report`` (with those of tools/bench/cpu.py) turns into the report. Needs torch and a GPU, but not for
 ``--report``. Rows against the DSL say so where it is not installed. BUNDLE is a directory with fp16, bf16 and
 FP8 GEMMs at the layouts of linear layers (tnt); the parts ``kernels`` and ``designs`` need the bundle of
-manifests/kernels.toml, ``convolution`` that of manifests/convolution.toml. Without ``--part``, five run.
+manifests/kernels.toml, ``convolution`` that of manifests/convolution.toml. Without ``--part``, the parts
+``launch``, ``unseen``, ``find``, ``start`` and ``throughput`` run.
 
 launch: host time of one call, 64 x 64 x 64 fp16: medians over batches of calls in turns, the queue drained
     before each batch, ratios of batches that follow each other. A batch is shorter than the driver's queue of

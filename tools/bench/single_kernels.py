@@ -371,13 +371,14 @@ def part_designs(arguments: argparse.Namespace, path: Path) -> Result:
         ]
         best = min(times.values())
         regrets.append(chosen / best)
-        numbers[problem.name] = {"chosen": chosen} | {
-            f"{kernel.design['row']}{' staged' if kernel.design['staged'] else ''}": time
-            for kernel, time in times.items()
-        }
+        numbers[problem.name] = {"chosen": chosen} | {kernel.name: time for kernel, time in times.items()}
         cells = [f"{time * 1e6:.1f}" if time else "" for time in (*fastest, chosen)]
         rows.append((problem.name, *cells, f"{chosen / best:.2f}"))
     head = ("problem", "in registers, µs", "in shared memory, µs", "chosen, µs", "over the fastest")
+    if not regrets:
+        raise SystemExit(
+            f"{bundle.name} has no designs of kernels that reduce rows: build manifests/kernels.toml"
+        )
     mean = statistics.geometric_mean(regrets)
     measured = f"{mean:.3f} in the geometric mean, {max(regrets):.2f} at most, {len(regrets)} problems"
     title = f"Designs of {bundle.name}"

@@ -81,6 +81,9 @@ MAX_PROBLEMS = 1000
 
 _MAX_TEXT = 2000  # characters of each part of a problem
 
+MISSING = "missing"
+"""What is found of a file that is not there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -98,7 +101,8 @@ class Problem:
             object.__setattr__(self, name, _short(getattr(self, name)))
 
     def __str__(self) -> str:
-        return f"{self.path}: found {self.found}; expected {self.expected}"
+        found = self.found if self.found == MISSING else f"found {self.found}"
+        return f"{self.path}: {found}; expected {self.expected}"
 
 
 def in_short(problems: Sequence[Problem]) -> str:
@@ -260,7 +264,7 @@ class _Verification:
             elif not all(FILE_NAME.fullmatch(part) for part in path.split("/")):
                 self._bad_file(path, "a file name with other characters", "a plain file name")
             elif path not in present:
-                self._bad_file(path, "missing", f"a file of {reference.size} bytes")
+                self._bad_file(path, MISSING, f"a file of {reference.size} bytes")
             else:
                 self._unread.add(path)
 

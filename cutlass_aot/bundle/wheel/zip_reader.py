@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from cutlass_aot.bundle.verify.directory import Problem
+from cutlass_aot.bundle.verify.directory import MISSING, Problem
 from cutlass_aot.bundle.wheel.catalog import END, ZIP_ERRORS
 from cutlass_aot.bundle.wheel.write import record_digest, record_to_text
 from cutlass_aot.errors import CorruptFile
@@ -198,7 +198,7 @@ def record_problems(
         path, digest, size = row
         listed.add(path)
         if path not in sizes:
-            yield Problem(path, "missing", "the file that RECORD lists")
+            yield Problem(path, MISSING, "the file that RECORD lists")
         elif path == record:
             if digest or size:
                 yield Problem(record, "its own digest or size", "neither")

@@ -17,8 +17,8 @@ def cost_of(operation: str, bits: int) -> str:
 
     ``bits`` are those of an element of A and B. Tiles take turns on the multiprocessors, and a tile along K
     takes what its products or its loads from the L2 cache take. The numbers were fitted to times of all
-    kernels on an H200, on problems drawn at random and those of ``tools/bench/experts.py``
-    (docs/results/experts.md).
+    kernels on an H200, on problems drawn at random and those of ``tools/bench/experts.py``; those of 16-bit
+    groups on an H100, on drawn problems alone (docs/results/experts.md).
     """
     if operation in GROUPED_EXTENTS:
         return cost_of_groups(operation, bits, group_times(operation, bits))

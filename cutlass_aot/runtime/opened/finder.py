@@ -320,8 +320,11 @@ class Finder:
         # Imported here: a launch names no model.
         from cutlass_aot.schema.drivers import models_named, refusal_of_model
 
-        if refusal := refusal_of_model(gpu, self.tuned_for):
-            raise OperandError(refusal)
+        refusal = refusal_of_model(gpu, self.tuned_for)
+        # A driver may name a model that the table lacks.
+        if refusal and not gpu.startswith("NVIDIA "):
+            typical = "without `gpu`, kernels are chosen for a typical GPU of their target"
+            raise OperandError(f"{refusal}; {typical}")
         found = models_named(gpu, self.tuned_for)
         if len(found) > 1:
             raise OperandError(

@@ -52,8 +52,8 @@ _FLOPS = {8: 2048, 9: 4096, 10: 8192, 11: 8192, 12: 512}
 published peak of those GPUs over SMs and clock, as a power of two."""
 
 _OF_AMPERE = "Sm80"
-"""How families begin whose instructions are those of compute capability 8.0. A newer SM runs them at no more
-than the rate of that one: warp by warp, with operands from registers."""
+"""How families begin whose instructions are those of compute capability 8.0. A newer SM is taken to run them
+at the rate of that one, which is half of what Hopper's own instructions have; it was not measured."""
 
 _REACHED = 0.7
 """Share of the tensor cores' rate that kernels reach on an H200 where nothing else limits them."""

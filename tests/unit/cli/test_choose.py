@@ -359,6 +359,12 @@ def test_filters_that_leave_nothing_are_named(bundle: Path, capsys: pytest.Captu
     )
 
 
+def test_a_bundle_without_kernels_of_the_kind_says_what_it_has(run: Run, bundle: Path) -> None:
+    status, _, errors = run(bundle, "--extent", "N=1000")
+    assert status == 1
+    assert errors.endswith("has no kernel for N = 1000: it has GEMMs, which --m, --n and --k name\n")
+
+
 def test_kernels_that_are_no_gemms_say_by_which_options_they_are_chosen(run: Run, tmp_path: Path) -> None:
     grouped = replace(gemm(operation="grouped_gemm"), operands=tuple(item.constraint() for item in VECTORS))
     small_bundle(tmp_path / "b", [grouped])

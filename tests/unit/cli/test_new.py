@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from cutlass_aot.cli import main
 from cutlass_aot.cli.new import write_package
 from cutlass_aot.errors import GeneratorError
 from cutlass_aot.manifest.model import load_manifest
@@ -87,7 +89,7 @@ def test_a_name_that_contains_the_examples_stands_there_once(
 @pytest.mark.parametrize("kind", ["kernel", "generator"])
 def test_a_name_that_no_kernel_can_have_is_refused(tmp_path: Path, kind: str, name: str, why: str) -> None:
     with pytest.raises(
-        GeneratorError, match=f"^{name!r} cannot name a {kind}: {why}".replace("\\n", "\\\\n")
+        click.BadParameter, match=f"^{name!r} cannot name a {kind}: {why}".replace("\\n", "\\\\n")
     ):
         write_package(kind, name, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
@@ -98,7 +100,9 @@ def test_a_package_that_is_installed_is_not_hidden(tmp_path: Path, monkeypatch: 
     # A folder without code hides nothing: `new` may have been called in it.
     (tmp_path / "folder").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(GeneratorError, match=r"'warp' cannot .*: warp_kernels is a module that is installed"):
+    with pytest.raises(
+        click.BadParameter, match=r"'warp' cannot .*: warp_kernels is a module that is installed"
+    ):
         write_package("kernel", "warp", tmp_path / "made")
     assert write_package("kernel", "folder", tmp_path / "made")
 
@@ -111,14 +115,30 @@ def test_a_package_that_is_installed_is_not_hidden(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_a_name_that_the_template_uses_is_refused(tmp_path: Path, kind: str, name: str) -> None:
-    with pytest.raises(GeneratorError, match=f"{name!r} cannot name a {kind}: it means something else in"):
+    with pytest.raises(
+        click.BadParameter, match=f"{name!r} cannot name a {kind}: it means something else in"
+    ):
         write_package(kind, name, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["class", "rms_norm"])
+def test_a_name_that_is_refused_is_wrong_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["new", "kernel", name])
+    assert ended.value.code == 2
+    assert f"Invalid value for NAME: {name!r} " in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "simt_f64_gemm"])
 def test_the_name_of_another_generator_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(GeneratorError, match=f"{name!r} is the name of generator cutlass_aot.*: give yours"):
+    with pytest.raises(
+        click.BadParameter, match=f"{name!r} is the name of generator cutlass_aot.*: give yours"
+    ):
         write_package("kernel", name, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 

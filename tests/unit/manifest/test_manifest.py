@@ -117,6 +117,18 @@ MISTAKES = {
     "unknown bundle key": (GOOD.replace("device =", "devices ="), r"unknown key 'devices' in \[bundle\]"),
     "no bundle": ("[[kernels]]\ngenerator='x'", r"\[bundle\] is missing"),
     "no kernels": (GOOD.split("[[kernels]]")[0], r"\[\[kernels\]\], \[\[programs\]\] and"),
+    "one bracket": (
+        GOOD.replace("[[kernels]]", "[kernels]", 1),
+        r"\[kernels\] is a single table: write \[\[kernels",
+    ),
+    "a key that may be meant": (
+        GOOD.split("[[kernels]]")[0] + "[[kernels]]\ngenerator = 'g'\nAB = 'bf16'\n",
+        r"kernels\[0\]\.ab: missing, expected some of .*; 'AB' may be meant for 'ab'",
+    ),
+    "another key that may be meant": (
+        GOOD.split("[[kernels]]")[0] + "[[kernels]]\ngenerator = 'g'\ndtype = 'bf16'\n",
+        r"kernels\[0\]\.ab: missing, expected some of .*; 'dtype' may be meant for 'dtypes'",
+    ),
     "no command": (GOOD + "\n[[programs]]\n", r"programs\[0\].run: missing, expected the words of a command"),
     "a command as text": (
         GOOD + "\n[[programs]]\nrun = 'python x.py'\n",

@@ -280,8 +280,11 @@ def test_a_gpu_that_is_not_here_has_the_figures_of_its_model(tmp_path: Path) -> 
         ("NVIDIA H20", "78 SMs at 1980 MHz and 4000 GB/s"),
         ("h200", "132 SMs at 1980 MHz and 4814 GB/s"),
         ("NVIDIA H100 PCIe", "114 SMs at 1755 MHz and 2039 GB/s"),
-        # Nothing more is known of it than its compute capability.
+        ("NVIDIA-H200-NVL", "132 SMs at 1785 MHz and 4814 GB/s"),
+        # Nothing more is known of them than their compute capability, or nothing at all.
         ("GB200", "132 SMs at 1980 MHz and 3352 GB/s"),
+        ("NVIDIA H200 MIG 1g.18gb", "132 SMs at 1980 MHz and 3352 GB/s"),
+        ("NVIDIA X100", "132 SMs at 1980 MHz and 3352 GB/s"),
     ]:
         assert figures in bundle.choose(*operands(), target="sm_90a", gpu=name).reason
 

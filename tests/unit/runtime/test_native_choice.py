@@ -50,7 +50,7 @@ def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
             tile,
             cluster,
             chance.random() < 0.3,
-            chance.choice(["F", "Sm90ClusterGemm"]),
+            chance.choice(["F", "Sm90ClusterGemm"] if seed < 2 else ["F", "Sm80TensorOpGemm"]),
             "clc",
             chance.choice([1, 2]),
             None,

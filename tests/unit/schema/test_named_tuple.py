@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import sys
 import typing
 from typing import Any
 
@@ -40,6 +42,22 @@ class Theirs(typing.NamedTuple):
     fourth: Any = None
 
 
+class OursOfClasses(NamedTuple):
+    """Fields with the names of arguments of methods."""
+
+    cls: int
+    self: int = 2
+    values: int = 3
+
+
+class TheirsOfClasses(typing.NamedTuple):
+    """The same."""
+
+    cls: int
+    self: int = 2
+    values: int = 3
+
+
 class Derived(Ours):
     """Annotates an attribute, which is not a field."""
 
@@ -55,12 +73,20 @@ def outcome(kind: type, values: list[Any], named: dict[str, Any]) -> tuple[Any, 
     return tuple(made)
 
 
+OTHER_NAMES = st.sampled_from(["cls", "self", "values", "named"])
 NAMES = st.sampled_from(["first", "second", "third", "fourth", "fifth", "_fields", "cls"])
 
 
 @given(st.lists(st.integers(), max_size=6), st.dictionaries(NAMES, st.integers()))
 def test_arguments_are_taken_and_refused_alike(values: list[int], named: dict[str, int]) -> None:
     assert outcome(Ours, values, named) == outcome(Theirs, values, named)
+
+
+@given(st.lists(st.integers(), max_size=3), st.dictionaries(OTHER_NAMES, st.integers()))
+def test_fields_may_have_the_names_of_arguments(values: list[int], named: dict[str, int]) -> None:
+    assert outcome(OursOfClasses, values, named) == outcome(TheirsOfClasses, values, named)
+    ours, theirs = OursOfClasses(1), TheirsOfClasses(1)
+    assert ours._replace(cls=4, self=5) == theirs._replace(cls=4, self=5) == (4, 5, 3)
 
 
 def test_it_is_a_tuple_with_names() -> None:
@@ -85,8 +111,13 @@ def test_a_changed_copy_has_the_other_values() -> None:
     assert ours._replace(second="b") == (1, "b", (), None)
     assert ours == (1, "a", (), None)
     assert Ours._make([1, "a", (), None]) == ours
-    with pytest.raises(TypeError, match="expected values for first, second, third, fourth"):
-        ours._replace(fifth=1)
+    for kind in (Ours, Theirs):
+        with pytest.raises(TypeError):
+            kind._make([1, "a"])
+        with pytest.raises((ValueError, TypeError)):
+            kind(1, "a")._replace(fifth=1)
+    if sys.version_info >= (3, 13):
+        assert copy.replace(ours, second="b") == copy.replace(Theirs(1, "a"), second="b")
 
 
 def test_nothing_can_be_set() -> None:
@@ -106,6 +137,14 @@ def test_a_class_that_is_derived_has_the_same_fields() -> None:
 def test_an_error_says_what_was_given() -> None:
     with pytest.raises(TypeError, match=r"Ours\(1, third=3\): expected values for first, second"):
         Ours(1, third=3)  # type: ignore[call-arg, arg-type]
+
+
+def test_classes_that_would_not_work_are_refused() -> None:
+    define: Any = type(Ours)
+    with pytest.raises(ValueError, match="Private: a field cannot begin with an underscore: _fields"):
+        define("Private", (NamedTuple,), {"__annotations__": {"_fields": int}})
+    with pytest.raises(TypeError, match="Mixed: NamedTuple has to be the first of its bases"):
+        define("Mixed", (object, NamedTuple), {"__annotations__": {"a": int}})
 
 
 def test_a_field_without_a_default_is_not_behind_one_that_has_one() -> None:

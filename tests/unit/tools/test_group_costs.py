@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("numpy")
 from cutlass_aot.generators.gemm import GROUPED_GEMM
 from cutlass_aot.generators.sm90_gemm.costs import cost_of_groups, group_times
 from cutlass_aot.schema.kernels.cost import costs_of, numbers_of
+from tools.bench import experts
 from tools.check import group_costs
 
 MACHINE = {"sm_count": 132, "sm_mhz": 1980, "memory_bandwidth": 3352}
@@ -74,3 +76,18 @@ def test_a_fit_finds_constants_that_made_the_times(tmp_path: Path) -> None:
     result = CliRunner().invoke(group_costs.main, [str(path), "--fit", str(path)], catch_exceptions=False)
     assert "bf16, others.json, fitted" in result.output
     assert "bf16: GroupTimes(more=" in result.output
+
+
+def test_problems_are_drawn_within_bounds_and_again_by_the_same_seed() -> None:
+    cases = experts.Cases(None, None, False)
+    for kind in ("contiguous", "masked", "bf16"):
+        drawn = list(cases.drawn(kind, 30, 1))
+        assert [name for name, _ in drawn] == [name for name, _ in cases.drawn(kind, 30, 1)]
+        assert [name for name, _ in drawn] != [name for name, _ in cases.drawn(kind, 30, 2)]
+        assert len({name for name, _ in drawn}) > 25
+        for _, make in drawn:
+            assert isinstance(make, partial)
+            _, sizes, n, k, *_ = make.args
+            assert 0 < sum(sizes) <= experts.MOST_DRAWN_ROWS
+            assert 2 * sum(sizes) * n * k <= experts.MOST_DRAWN_OPERATIONS
+            assert (n % 64, k % 128) == (0, 0)
