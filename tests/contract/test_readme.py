@@ -75,6 +75,9 @@ def test_the_program_s_manifest_is_there() -> None:
 
 def test_a_figure_is_that_of_the_benchmarks() -> None:
     page = (REPOSITORY / "docs" / "results" / "benchmarks.md").read_text(encoding="utf-8")
-    (ours, dsl, ratio) = re.findall(r"\| ([\d.]+) ms \| ([\d.]+) ms \| ([\d.]+x) \|", TEXT)[0]
-    assert f"against the DSL just in time | {ours} ms against {dsl} ms: {ratio} |" in page
+    ((least, most, dsl),) = re.findall(r"\| (\d+) to (\d+) ms \| (\d+) ms \|", TEXT)
+    assert f" ms against {dsl} ms: " in page
+    ours = re.findall(r"([\d.]+) ms for a process's first result|to its first result \| ([\d.]+) ms \|", page)
+    found = [float(one or other) for one, other in ours]
+    assert (int(least), int(most)) == (round(min(found)), int(max(found)))
     assert "cuBLAS as 1: bf16, 180 problems (listed), tuned | 1.051 (lowest 0.86) |" in page

@@ -295,7 +295,7 @@ def test_a_manifest_knows_of_bad_kernels_too(keys, left):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("[known_bad]\ngenerator = 'a'", r"\[\[known_bad\]\]: expected tables"),
+        ("[known_bad]\ngenerator = 'a'", r"\[known_bad\] is a single table: write \[\[known_bad\]\]"),
         ("[[known_bad]]\nreason = 'x'", r"known_bad\[0\].generator: missing"),
         ("[[known_bad]]\ngenerator = 'x'", r"known_bad\[0\].reason: missing"),
         (BAD + "family = 'F'", r"unknown key 'family' in known_bad\[0\]: expected one of generator"),
