@@ -1,6 +1,6 @@
 """NVIDIA's drivers and GPUs: the CUDA version of each driver, and what each model has.
 
-Nothing is guessed: the tables say where they are from, and a model that they lack is not known.
+The tables say where they are from. A model that they lack is not known.
 """
 
 import re
@@ -141,8 +141,9 @@ _MACHINES: Mapping[str, Machine] = MappingProxyType(
 )
 """What times scale with, by words in the names of GPUs: what kernels are chosen by where the GPU is not here.
 
-Source: NVIDIA's data sheets and architecture white papers; H100 and H200 as their drivers say. Where the name
-does not say how much memory there is, an A100 has 80 GB, and a GH200 HBM3.
+H100 and H200 are as their drivers say. The others are figures that NVIDIA publishes, entered without a GPU at
+hand and not checked on one: good enough for estimates. Where the name does not say how much memory there is,
+an A100 has 80 GB, and a GH200 HBM3.
 """
 
 _PARTS_OF_GPUS = frozenset({"laptop", "max", "mig"})
