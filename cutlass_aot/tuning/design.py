@@ -30,15 +30,25 @@ _FEW_TILES = range(128, 2049)
 _LEAST_LONG = 4096
 """Least k of a long sum."""
 
+_TILE = 128
+"""Rows, and columns, of the tiles by which :data:`_ABOUT_A_WAVE` counts."""
+_ABOUT_A_WAVE = 32, 336
+"""Tiles of an output that has about as many as a GPU computes at once: 132 on an H100 or H200."""
+_LEAST_IN_A_WAVE = 768
+"""Least k of such a problem: with less, the start and the end of a launch are most of it."""
 
-def design(operands: Operands, count: int, seed: int = SEED, *, few_tiles: float = 0.125) -> list[Extents]:
+
+def design(
+    operands: Operands, count: int, seed: int = SEED, *, few_tiles: float = 0.125, about_a_wave: float = 0.25
+) -> list[Extents]:
     """The first ``count`` problems of a sequence, no two equal, that the operands of a GEMM allow.
 
     Fewer, where the operands allow so few that the draws run out.
 
     Most have fewer than 512 rows, a quarter fewer than 1,024 columns. A share of them, ``few_tiles``, has few
-    tiles and long sums: there kernels differ most. Half of the k are multiples of 128, as those of most
-    layers are; the others leave part of a step empty.
+    tiles and long sums, and another, ``about_a_wave``, about as many tiles as a GPU computes at once: there
+    kernels differ most. Half of the k are multiples of 128, as those of most layers are; the others leave
+    part of a step empty.
     """
     multiples = {"M": 1, "N": 1, "K": 1}
     for operand in operands:
@@ -51,15 +61,21 @@ def design(operands: Operands, count: int, seed: int = SEED, *, few_tiles: float
         if len(found) == count:
             break
         least_k = 256
-        if chance.random() < few_tiles:
+        kind = chance.random()
+        if kind < few_tiles:
             m, n = (_between(chance, _FEW_TILES[0], _FEW_TILES[-1], multiples[name]) for name in "MN")
             least_k = _LEAST_LONG
+        elif kind < few_tiles + about_a_wave:
+            m = _between(chance, _TILE // 2, MOST_M, multiples["M"])
+            area = _between(chance, *_ABOUT_A_WAVE, 1) * _TILE**2
+            n = max(1, round(area / m / multiples["N"])) * multiples["N"]
+            least_k = _LEAST_IN_A_WAVE
         else:
             m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
             narrow = chance.random() < 0.25
             n = _between(chance, 8 if narrow else _NARROW, _NARROW if narrow else MOST_N, multiples["N"])
         k = _between(chance, least_k, MOST_K, math.lcm(128 if chance.random() < 0.5 else 1, multiples["K"]))
-        if m * n * k <= _MOST_PRODUCT:
+        if n <= MOST_N and m * n * k <= _MOST_PRODUCT:
             found[Extents(1, m, n, k)] = None
     return list(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cutlass_aot.schema.kernels.operands import packed, supports
+from cutlass_aot.schema.tuning.ranking import Extents
 from cutlass_aot.tuning.design import MOST_K, MOST_M, MOST_N, design
 from tests.support.kernels import gemm
 from tests.support.replace import replace
@@ -47,3 +48,16 @@ def test_a_share_of_them_has_few_tiles_and_long_sums() -> None:
         for found in (design(operands, 1000), design(operands, 1000, few_tiles=0))
     )
     assert 50 < many - none < 200
+
+
+def test_a_share_of_them_has_about_as_many_tiles_as_a_gpu_computes_at_once() -> None:
+    operands = gemm().operands
+
+    def in_the_kind(one: Extents) -> bool:
+        return 30 <= one.m * one.n / 128**2 <= 340 and one.m >= 64 and one.k >= 768
+
+    assert all(map(in_the_kind, design(operands, 200, few_tiles=0, about_a_wave=1)))
+    many, none = (
+        sum(map(in_the_kind, design(operands, 1000, about_a_wave=share))) for share in (0.25, 0)
+    )
+    assert 100 < many - none < 300
