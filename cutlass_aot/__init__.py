@@ -66,10 +66,19 @@ def __getattr__(name: str) -> Any:
     """Import a public name at its first use: importing the package alone costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    import gc
 
-    module, _, attribute = _DEFINED_IN.get(name, f"errors:{name}").partition(":")
-    value: Any = import_module(f"{__name__}.{module}")
+    # What an import makes stays. To collect garbage meanwhile is to walk through everything that torch made.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        from importlib import import_module
+
+        module, _, attribute = _DEFINED_IN.get(name, f"errors:{name}").partition(":")
+        value: Any = import_module(f"{__name__}.{module}")
+    finally:
+        if collects:
+            gc.enable()
     if attribute:
         value = getattr(value, attribute)
     globals()[name] = value

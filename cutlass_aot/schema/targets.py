@@ -169,7 +169,8 @@ _OTHERS = ((7, 0), (7, 5), (8, 7), (10, 1))
 Source: as of :mod:`cutlass_aot.schema.drivers`.
 """
 
-_WRITTEN = re.compile(r"(?:sm|compute)?[_ -]?(\d{1,2})[.]?(\d)([af]?)", re.ASCII | re.IGNORECASE)
+# Text: compiling it takes long, and only messages need it.
+_WRITTEN = r"(?:sm|compute)?[_ -]?(\d{1,2})[.]?(\d)([af]?)"
 
 
 def target_meant(found: object, known: Iterable[str]) -> str:
@@ -182,7 +183,7 @@ def target_meant(found: object, known: Iterable[str]) -> str:
     from cutlass_aot.schema.words import did_you_mean
 
     names = list(known)
-    match = _WRITTEN.fullmatch(found) if isinstance(found, str) else None
+    match = re.fullmatch(_WRITTEN, found, re.ASCII | re.IGNORECASE) if isinstance(found, str) else None
     capability = (int(match[1]), int(match[2])) if match else compute_capability_of(str(found))
     alike = [name for name in names if capability == Target.parse(name)[:2]]
     if match and alike:

@@ -181,6 +181,29 @@ def test_public_names_resolve() -> None:
     )
 
 
+def test_garbage_is_not_collected_while_the_package_imports_its_modules() -> None:
+    script = """
+import gc
+import cutlass_aot
+
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
+# One is due after every allocation.
+gc.set_threshold(1)
+cutlass_aot.open
+during = len(collections)
+gc.callbacks.clear()
+assert gc.isenabled()
+gc.disable()
+cutlass_aot.kernel
+assert not gc.isenabled()
+print(during)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    # Its beginning and its end, of those before the package says so; an import alone makes thousands.
+    assert int(done.stdout) < 10
+
+
 def test_named_tuples_of_these_modules_are_cheap_to_define() -> None:
     def imports_it(module: str) -> bool:
         tree = ast.parse(source_of(module))

@@ -57,7 +57,5 @@ def test_a_share_of_them_has_about_as_many_tiles_as_a_gpu_computes_at_once() -> 
         return 30 <= one.m * one.n / 128**2 <= 340 and one.m >= 64 and one.k >= 768
 
     assert all(map(in_the_kind, design(operands, 200, few_tiles=0, about_a_wave=1)))
-    many, none = (
-        sum(map(in_the_kind, design(operands, 1000, about_a_wave=share))) for share in (0.25, 0)
-    )
+    many, none = (sum(map(in_the_kind, design(operands, 1000, about_a_wave=share))) for share in (0.25, 0))
     assert 100 < many - none < 300
