@@ -68,9 +68,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import gc
 
-    # What an import makes stays. To collect garbage meanwhile is to walk through everything that torch made.
+    # What an import makes stays. A full collection meanwhile would go through every object that torch made. A
+    # thread that finds it disabled leaves it so: another one is importing, and enables it again.
     collects = gc.isenabled()
-    gc.disable()
+    if collects:
+        gc.disable()
     try:
         from importlib import import_module
 

@@ -14,7 +14,7 @@ from cutlass_aot.schema.kernels.constraints import Operands
 from cutlass_aot.schema.tuning.ranking import Extents
 
 SEED = 16
-"""Of the sequence: a measurement that goes on finds the problems that it has."""
+"""Of the sequence: a measurement that goes on, with the same release, finds the problems that it has."""
 
 MOST_M, MOST_N, MOST_K = 8192, 32768, 16384
 _MOST_PRODUCT = 2**38
@@ -33,7 +33,8 @@ _LEAST_LONG = 4096
 _TILE = 128
 """Rows, and columns, of the tiles by which :data:`_ABOUT_A_WAVE` counts."""
 _ABOUT_A_WAVE = 32, 336
-"""Tiles of an output that has about as many as a GPU computes at once: 132 on an H100 or H200."""
+"""Tiles of an output that has a fourth of as many as a GPU computes at once, to two and a half times as many:
+it computes 132 on an H100 or H200."""
 _LEAST_IN_A_WAVE = 768
 """Least k of such a problem: with less, the start and the end of a launch are most of it."""
 
@@ -45,7 +46,7 @@ def design(
 
     Fewer, where the operands allow so few that the draws run out.
 
-    Most have fewer than 512 rows, a quarter fewer than 1,024 columns. A share of them, ``few_tiles``, has few
+    Most have fewer than 512 rows, a third fewer than 1,024 columns. A share of them, ``few_tiles``, has few
     tiles and long sums, and another, ``about_a_wave``, about as many tiles as a GPU computes at once: there
     kernels differ most. Half of the k are multiples of 128, as those of most layers are; the others leave
     part of a step empty.
@@ -68,7 +69,7 @@ def design(
         elif kind < few_tiles + about_a_wave:
             m = _between(chance, _TILE // 2, MOST_M, multiples["M"])
             area = _between(chance, *_ABOUT_A_WAVE, 1) * _TILE**2
-            n = max(1, round(area / m / multiples["N"])) * multiples["N"]
+            n = _nearest(area / m, multiples["N"])
             least_k = _LEAST_IN_A_WAVE
         else:
             m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
@@ -82,5 +83,8 @@ def design(
 
 def _between(chance: random.Random, least: int, most: int, multiple: int) -> int:
     """A multiple of ``multiple``, evenly spread on a logarithmic scale."""
-    drawn = math.exp(chance.uniform(math.log(least), math.log(most)))
-    return max(1, round(drawn / multiple)) * multiple
+    return _nearest(math.exp(chance.uniform(math.log(least), math.log(most))), multiple)
+
+
+def _nearest(extent: float, multiple: int) -> int:
+    return max(1, round(extent / multiple)) * multiple

@@ -229,7 +229,8 @@ _STRAIGHT = {
     (192, 96, 1, 1): "1x2x1",
     (256, 136, 1, 1): "1x2x1",
 }
-"""The same without an exchange: widths that leave few of 132 multiprocessors without a tile."""
+"""The same without an exchange: widths that leave few of 132 multiprocessors without a tile, and clusters
+whose blocks share both operands, for about one wave of tiles."""
 
 _EXCHANGED_PERSISTENT = {
     (136, 128, 1, 1): "1x1x1",

@@ -106,6 +106,12 @@ def test_problems_are_drawn_by_a_seed(tmp_path):
     )
 
 
+def test_a_seed_draws_what_the_published_tables_name(tmp_path):
+    found = bench.problems_of(tmp_path / "no.toml", halfway=False, sample=1, drawn=200, seed=20261218)
+    extents = {(item.extents.m, item.extents.n, item.extents.k) for item in found}
+    assert {(916, 11472, 4304), (662, 9984, 3296)} <= extents
+
+
 def test_means_are_by_kind_and_tier():
     def item(tier, gemm, kind=bench.LISTED):
         names = ("chosen", "best", "untuned")

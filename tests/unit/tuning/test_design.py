@@ -56,6 +56,8 @@ def test_a_share_of_them_has_about_as_many_tiles_as_a_gpu_computes_at_once() -> 
     def in_the_kind(one: Extents) -> bool:
         return 30 <= one.m * one.n / 128**2 <= 340 and one.m >= 64 and one.k >= 768
 
-    assert all(map(in_the_kind, design(operands, 200, few_tiles=0, about_a_wave=1)))
+    all_of_them = design(operands, 200, few_tiles=0, about_a_wave=1)
+    assert len(all_of_them) == 200
+    assert all(map(in_the_kind, all_of_them))
     many, none = (sum(map(in_the_kind, design(operands, 1000, about_a_wave=share))) for share in (0.25, 0))
     assert 100 < many - none < 300
