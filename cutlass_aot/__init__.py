@@ -68,8 +68,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import gc
 
-    # What an import makes stays. A full collection meanwhile would go through every object that torch made. A
-    # thread that finds it disabled leaves it so: another one is importing, and enables it again.
+    # What an import makes stays. A full collection meanwhile would go through every object that torch made.
+    # Where it is disabled it stays so: the program wants that, or another thread, which imports, enables it.
     collects = gc.isenabled()
     if collects:
         gc.disable()
