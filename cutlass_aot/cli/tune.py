@@ -191,7 +191,7 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
         raise TuningError(f"{source}: {error}") from None
     tell_applied(tuning, applied, outcome.written, as_json=as_json)
     # No cost model is fitted to what is not a GEMM.
-    unfitted = [g.name for g in tuning.groups if g.usable_model is None and g.name.startswith("gemm-")]
+    unfitted = [g.name for g in tuning.groups if g.model is None and g.name.startswith("gemm-")]
     if unfitted:
         say(
             f"{source}: no cost model of formula {FORMULA} was fitted to the times of {few(unfitted)}: "

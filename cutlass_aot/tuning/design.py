@@ -38,18 +38,28 @@ it computes 132 on an H100 or H200."""
 _LEAST_IN_A_WAVE = 768
 """Least k of such a problem: with less, the start and the end of a launch are most of it."""
 
+_FEW_COLUMNS = 8, 64
+"""Columns of an output with many rows and few columns: a low-rank adapter's, or of a head of a few classes."""
+
 
 def design(
-    operands: Operands, count: int, seed: int = SEED, *, few_tiles: float = 0.125, about_a_wave: float = 0.25
+    operands: Operands,
+    count: int,
+    seed: int = SEED,
+    *,
+    few_tiles: float = 0.125,
+    about_a_wave: float = 0.25,
+    few_columns: float = 0.0625,
 ) -> list[Extents]:
     """The first ``count`` problems of a sequence, no two equal, that the operands of a GEMM allow.
 
     Fewer, where the operands allow so few that the draws run out.
 
     Most have fewer than 512 rows, a third fewer than 1,024 columns. A share of them, ``few_tiles``, has few
-    tiles and long sums, and another, ``about_a_wave``, about as many tiles as a GPU computes at once: there
-    kernels differ most. Half of the k are multiples of 128, as those of most layers are; the others leave
-    part of a step empty.
+    tiles and long sums, another, ``about_a_wave``, about as many tiles as a GPU computes at once: there
+    kernels differ most. A third, ``few_columns``, has many rows and few columns, which chance seldom brings
+    together. Half of the k are multiples of 128, as those of most layers are; the others leave part of a step
+    empty.
     """
     multiples = {"M": 1, "N": 1, "K": 1}
     for operand in operands:
@@ -71,6 +81,9 @@ def design(
             area = _between(chance, *_ABOUT_A_WAVE, 1) * _TILE**2
             n = _nearest(area / m, multiples["N"])
             least_k = _LEAST_IN_A_WAVE
+        elif kind >= 1 - few_columns:
+            m = _between(chance, _FEW_ROWS, MOST_M, multiples["M"])
+            n = _between(chance, *_FEW_COLUMNS, multiples["N"])
         else:
             m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
             narrow = chance.random() < 0.25

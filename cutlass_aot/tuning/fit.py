@@ -19,7 +19,6 @@ from cutlass_aot.runtime.selection.cost_model import Candidates, Work, microseco
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import (
     FEATURES,
-    FORMULA,
     Costs,
     Machine,
     Regression,
@@ -51,14 +50,14 @@ _MOST_OFFSET = 0.1
 """By how much, as a logarithm, a problem may be slower for all kernels alike."""
 
 _SPREAD = Costs(
-    launch=0.1, tile=0.3, step=0.12, crowding=0.15, pairing=0.3, sharing=0.2, misalignment=0.3, tail=0.5,
-    bandwidth=0.12, emptiness=0.3, overlap=0.15, unevenness=0.3,
+    launch=0.1, tile=0.3, step=0.12, crowding=0.15, pairing=0.3, sharing=0.2, misalignment=0.3,
+    within_line=0.3, tail=0.5, bandwidth=0.12, emptiness=0.3, partial_sectors=0.3, overlap=0.15, unevenness=0.3,
 )  # fmt: skip
 """Standard deviations of a kernel's constants, on their logarithmic scales, around the regression."""
 
 _FIRST_SPREAD = Costs(
-    launch=0.5, tile=1.0, step=1.0, crowding=1.0, pairing=1.0, sharing=1.0, misalignment=1.0, tail=1.0,
-    bandwidth=0.3, emptiness=1.0, overlap=0.7, unevenness=1.0,
+    launch=0.5, tile=1.0, step=1.0, crowding=1.0, pairing=1.0, sharing=1.0, misalignment=1.0,
+    within_line=1.0, tail=1.0, bandwidth=0.3, emptiness=1.0, partial_sectors=1.0, overlap=0.7, unevenness=1.0,
 )  # fmt: skip
 """The same around what is derived from the design alone, before there is a regression."""
 
@@ -128,7 +127,8 @@ def fit_group(
     return replace(
         group,
         kernels=tuple(replace(kernel, costs=costs[kernel.digest]) for kernel in group.kernels),
-        model=FittedModel(found.regression, accuracy(candidates, group.problems, machine), FORMULA),
+        model=FittedModel(found.regression, accuracy(candidates, group.problems, machine)),
+        outdated_formula=None,
     )
 
 
@@ -230,7 +230,7 @@ def _times(digests: Sequence[str], problems: Sequence[TunedProblem]) -> _Times:
                 if row is not None:
                     logarithms[row, column] = np.log(time)
                     # What is far slower than the fastest kernel is never chosen, and may be less well known.
-                    weights[row, column] = 1 / noise**2 / max(1.0, time / (best or time))
+                    weights[row, column] = 1 / noise**2 / max(1.0, time / (best or time)) ** 2
                     ended[row, column] = noise == NOISE
     return _Times(logarithms, weights, ended)
 

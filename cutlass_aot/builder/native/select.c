@@ -28,9 +28,7 @@
 
 #define SECTOR_BYTES 32
 #define LINE_BYTES 128
-#define WITHIN_A_LINE 0.5
 #define WRITTEN 1.5
-#define WRITTEN_MISALIGNED 2.5
 
 struct tiling {
   uint32_t position, cluster_m, cluster_n, block_m, block_n, depth, split, blocks, blocks_per_sm, active_clusters, scheduler, within, kind;
@@ -41,7 +39,8 @@ struct clusters {
 };
 
 struct costs {
-  double launch, tile, step, crowding, pairing, sharing, misalignment, tail, bandwidth, emptiness, overlap, unevenness;
+  double launch, tile, step, crowding, pairing, sharing, misalignment, within_line, tail, bandwidth, emptiness, partial_sectors,
+      overlap, unevenness;
 };
 
 struct derivation {
@@ -94,20 +93,22 @@ static double microseconds(const struct selection *selection, const struct kerne
     double loaded_m = tiling->within ? tiling->cluster_m * fmin(1, m / tiling->block_m) : m / down;
     double loaded_n = tiling->within ? tiling->cluster_n * fmin(1, n / tiling->block_n) : n / across;
     double load = costs->misalignment * (loaded_m + loaded_n) / ((double)tiling->cluster_m + tiling->cluster_n);
-    if (fmod(selection->a * k, SECTOR_BYTES) == 0) load *= WITHIN_A_LINE;
+    if (fmod(selection->a * k, SECTOR_BYTES) == 0) load *= costs->within_line;
     step *= sqrt(sqrt(1 + load * load * load * load));
   }
   double compute = whole * (costs->tile + ceil(k / ((double)tiling->depth * tiling->split)) * step);
   double a = selection->a * batch * k, b = selection->b * batch * k;
-  double written = selection->out * batch * m * n * (fmod(selection->out * n, SECTOR_BYTES) != 0 ? WRITTEN_MISALIGNED : WRITTEN);
-  double megabytes = (a * m + b * n + written) / 1e6;
+  double written = selection->out * batch * m * n;
+  double megabytes = (a * m + b * n + WRITTEN * written) / 1e6;
   double empty = (a * missing_m * across + b * missing_n * down) / 1e6;
   double uneven = 0;
   if (tiling->blocks_per_sm == 1 && tiling->blocks == 1)
     uneven = at_work > 0.5 && at_work < 1 ? 1 / at_work - 1 : 0;
   else if (at_work > 1 && at_work < tiling->blocks_per_sm)
     uneven = ceil(at_work) / at_work - 1;
-  double memory = (megabytes + costs->emptiness * empty) / costs->bandwidth * 1e3 * (1 + costs->unevenness * uneven);
+  double partial_sectors = fmod(selection->out * n, SECTOR_BYTES) != 0 ? written / 1e6 : 0;
+  double moved = megabytes + costs->emptiness * empty + costs->partial_sectors * partial_sectors;
+  double memory = moved / costs->bandwidth * 1e3 * (1 + costs->unevenness * uneven);
   double longer = (compute + memory + fabs(compute - memory)) / 2;
   double powers = pow(compute / longer, costs->overlap) + pow(memory / longer, costs->overlap);
   return costs->launch + longer * pow(powers, 1 / costs->overlap);

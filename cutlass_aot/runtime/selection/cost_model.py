@@ -1,4 +1,4 @@
-"""Estimate the time of a kernel for a problem from its tiling and twelve constants.
+"""Estimate the time of a kernel for a problem from its tiling and fourteen constants.
 
 A kernel's clusters fill the GPU wave after wave; a block computes a tile in steps along K::
 
@@ -7,10 +7,11 @@ A kernel's clusters fill the GPU wave after wave; a block computes a tile in ste
     step    = step * ((share of the GPU at work + 0.15) / 1.15) ^ crowding,
               longer where two SMs of a pair, or two blocks of an SM, are at work      (pairing, sharing),
               and as long as loading takes, if that is more, where rows begin within
-              a sector or a line of memory                                             (misalignment)
+              a sector (misalignment) or a line of memory                              (within_line)
     compute = whole * (tile + steps * step)
     memory  = (bytes read + bytes written, which count for more
-               + emptiness * bytes of rows that are not there) / bandwidth,
+               + emptiness * bytes of rows that are not there
+               + partial_sectors * bytes of an output whose rows begin within a sector) / bandwidth,
               longer where some SMs, or pairs of them, have two blocks and others one  (unevenness)
     time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 
@@ -51,12 +52,8 @@ Access to Global Memory"."""
 _LINE_BYTES = 128
 """What the L2 cache has one tag for. Source: as above."""
 
-_WITHIN_A_LINE = 0.5
-"""What loading rows takes that begin within a line, but not a sector, as a share of ``misalignment``."""
-
-_WRITTEN, _WRITTEN_MISALIGNED = 1.5, 2.5
-"""What a byte that is written counts in bytes that are read; and where rows of the output begin within a
-sector, of which then a part is written. These and the share above are round numbers by which the problems of
+_WRITTEN = 1.5
+"""What a byte that is written counts in bytes that are read: a round number by which the problems of
 ``manifests/tuning/nvidia-h200.json`` whose n and k a fit did not know have the least regret."""
 
 _FILLED = {1: 1.0, 2: 1.0, 4: 0.92, 8: 0.91, 16: 0.87}
@@ -80,9 +77,12 @@ class Work(NamedTuple):
         paired: 1 if that is above a half, so that both SMs of some pair (TPC) have a block, else 0.
         shared: 1 if an SM has two blocks, else 0.
         misaligned: the share of a tile's rows and columns that is there, and so is loaded, if rows along K
-            are not a multiple of 32 bytes; half of it if they are not one of 128; else 0.
+            are not a multiple of 32 bytes; else 0.
+        within_line: the same share if they are one of 32 bytes, but not of 128; else 0.
         megabytes: of all operands, with what is written counted as in :data:`_WRITTEN`.
         empty: megabytes of rows and columns of tiles that are beyond the operands.
+        partial_sectors: megabytes of the output if its rows are not a multiple of 32 bytes, so that parts of
+            sectors are written; else 0.
         uneven: most blocks of an SM over their average, less 1, while not all SMs have as many as have room;
             the same of pairs of SMs (TPC) where an SM has room for one block; else 0.
     """
@@ -94,8 +94,10 @@ class Work(NamedTuple):
     paired: float
     shared: float
     misaligned: float
+    within_line: float
     megabytes: float
     empty: float
+    partial_sectors: float
     uneven: float
 
 
@@ -120,14 +122,16 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
     else:
         missing_m, missing_n = down * cluster_m - m, across * cluster_n - n
     a, b, row_a, row_out = bytes_a * batch * k, bytes_b * batch * k, bytes_a * k, bytes_out * n
-    misaligned = 0.0
+    misaligned = within_line = 0.0
     if row_a % _LINE_BYTES:
         loaded_m = cluster_m * min(1, m / block_m) if within else m / down
         loaded_n = cluster_n * min(1, n / block_n) if within else n / across
-        misaligned = (loaded_m + loaded_n) / (cluster_m + cluster_n)
-        if not row_a % _SECTOR_BYTES:
-            misaligned *= _WITHIN_A_LINE
-    written = batch * m * row_out * (_WRITTEN_MISALIGNED if row_out % _SECTOR_BYTES else _WRITTEN)
+        loaded = (loaded_m + loaded_n) / (cluster_m + cluster_n)
+        if row_a % _SECTOR_BYTES:
+            misaligned = loaded
+        else:
+            within_line = loaded
+    written = batch * m * row_out
     return Work(
         waves,
         clusters / places if waves > 1 else 1.0,
@@ -136,8 +140,10 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
         1.0 if at_work > 0.5 else 0.0,
         1.0 if blocks_per_sm > 1 and at_work > 1 else 0.0,
         misaligned,
-        (a * m + b * n + written) / 1e6,
+        within_line,
+        (a * m + b * n + _WRITTEN * written) / 1e6,
         (a * missing_m * across + b * missing_n * down) / 1e6,
+        written / 1e6 if row_out % _SECTOR_BYTES else 0.0,
         _uneven(at_work, blocks_per_sm, blocks),
     )
 
@@ -154,13 +160,13 @@ def compute_and_memory(costs: Costs, work: Work) -> tuple[float, float]:
 
     Written for numbers and for numpy arrays alike: a fit has one of each for every kernel and problem.
     """
-    _, tile, step, crowding, pairing, sharing, misalignment, tail, bandwidth, emptiness, _, unevenness = costs
-    waves, filled, steps, at_work, paired, shared, misaligned, megabytes, empty, uneven = work
-    whole = (1 - tail) * filled + tail * waves
-    step = step * ((at_work + 0.15) / 1.15) ** crowding * (1 + pairing * paired)
-    step = step * (1 + sharing * shared) * (1 + (misalignment * misaligned) ** 4) ** 0.25
-    memory = (megabytes + emptiness * empty) / bandwidth * 1e3
-    return whole * (tile + steps * step), memory * (1 + unevenness * uneven)
+    whole = (1 - costs.tail) * work.filled + costs.tail * work.waves
+    step = costs.step * ((work.at_work + 0.15) / 1.15) ** costs.crowding * (1 + costs.pairing * work.paired)
+    loading = costs.misalignment * (work.misaligned + costs.within_line * work.within_line)
+    step = step * (1 + costs.sharing * work.shared) * (1 + loading**4) ** 0.25
+    moved = work.megabytes + costs.emptiness * work.empty + costs.partial_sectors * work.partial_sectors
+    memory = moved / costs.bandwidth * 1e3 * (1 + costs.unevenness * work.uneven)
+    return whole * (costs.tile + work.steps * step), memory
 
 
 def microseconds(costs: Costs, work: Work) -> float:

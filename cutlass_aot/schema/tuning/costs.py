@@ -15,7 +15,7 @@ from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.targets import Target
 
-FORMULA = 3
+FORMULA = 4
 """Version of the cost model's formula, by which constants are fitted: raise it with every change of
 :mod:`cutlass_aot.runtime.selection.cost_model` that gives another time for the same constants."""
 
@@ -90,9 +90,12 @@ class Costs(NamedTuple):
         sharing: the same where two blocks are on an SM.
         misalignment: what loading a whole tile takes, as a share of a step, where rows along K are not a
             multiple of 32 bytes; the longer of the two counts.
+        within_line: the same where they are a multiple of 32 bytes but not of 128, as a share of it.
         tail: weight of whole waves against the share of the GPU that clusters fill, from 0 to 1.
         bandwidth: GB/s of reading operands and writing the output.
         emptiness: bytes of the device memory for each byte that tiles have beyond the operands.
+        partial_sectors: bytes of the device memory for each byte of an output whose rows are not a multiple
+            of 32 bytes, beyond those of another output.
         overlap: how far computing and reading overlap: 1 is not at all, many is entirely.
         unevenness: by how much moving operands takes longer, as a share of what the SMs with the most blocks
             have to do beyond the average.
@@ -105,9 +108,11 @@ class Costs(NamedTuple):
     pairing: _Cost
     sharing: _Cost
     misalignment: _Cost
+    within_line: _Cost
     tail: Annotated[float, within(_LEAST_TAIL / 2, 1)]
     bandwidth: _Cost
     emptiness: _Cost
+    partial_sectors: _Cost
     overlap: Annotated[float, within(1, 2 * _MOST_OVERLAP)]
     unevenness: _Cost
 
@@ -180,9 +185,11 @@ def derivation(input_bits: int, target: str, machine: Machine, *, of_ampere: boo
         pairing=pairing,
         sharing=0.9,
         misalignment=1.2,
+        within_line=0.5,
         tail=0.9,
         bandwidth=0.8 * machine.memory_bandwidth,
         emptiness=0.5,
+        partial_sectors=1.0,
         overlap=2.0,
         unevenness=0.4,
     )

@@ -120,7 +120,7 @@ def rankings(tuning: Tuning, kernels: Objects, others: Iterable[Tuning] = ()) ->
         if ranked or costs:
             machine = tuning.machine if costs else None
             problems = RankedProblems.of(ranked)
-            model = None if group is None else group.usable_model
+            model = None if group is None else group.model
             accuracy = None if model is None else model.accuracy
             text = f"{origin}: {accuracy}" if accuracy is not None else origin
             found.append(Ranking(digest, tuning.gpu, True, text, problems, machine, costs))
@@ -140,11 +140,11 @@ class _Models:
         for file in (tuning, *others):
             for group in file.groups:
                 own = members.get(group.digest)
-                if group.usable_model is None or not own:
+                if group.model is None or not own:
                     continue
                 sums, target = _Sums.of(own[0]), own[0].target
                 if file.gpu == tuning.gpu:
-                    self._models.setdefault(target, []).append((sums, group.usable_model))
+                    self._models.setdefault(target, []).append((sums, group.model))
                 known = {kernel.digest: kernel.costs for kernel in group.kernels}
                 for kernel in own:
                     costs = known.get(kernel.digest)
@@ -162,15 +162,15 @@ class _Models:
         """
         if group is None and any(k.cost and _key(k) not in self._fitted for k in members):
             return ()
-        fitted = () if group is None or group.usable_model is None else group.kernels
+        fitted = () if group is None or group.model is None else group.kernels
         found = {kernel.digest: kernel.costs for kernel in fitted if kernel.costs is not None}
         for kernel in members:
             if kernel.digest in found or not Traffic.of(kernel.operands).of_gemm:
                 continue
             sums, tiling = _Sums.of(kernel), Tiling.of(kernel)
             models = self._models.get(kernel.target, [])
-            if group is not None and group.usable_model is not None:
-                models = [(sums, group.usable_model)]
+            if group is not None and group.model is not None:
+                models = [(sums, group.model)]
             if models:
                 model = min(models, key=lambda item: item[0] != sums)[1]
                 base = derived(tiling, sums.input_bits, kernel.target, self._machine)
@@ -236,9 +236,9 @@ def sound(tuning: Tuning) -> Verdict:
 def _fitted_today(tuning: Tuning) -> Verdict:
     """Whether its cost models are of the formula that kernels are chosen by."""
     for group in tuning.groups:
-        if group.model is not None and group.usable_model is None:
+        if group.outdated_formula is not None:
             return Rejected(
-                f"the cost model of group {group.name} was fitted to formula {group.model.formula}, expected "
+                f"the cost model of group {group.name} was fitted to formula {group.outdated_formula}, expected "
                 f"{FORMULA}: leave the file out of the manifest, build, and fit it anew with "
                 "cutlass-aot tune BUNDLE --fit FILE"
             )

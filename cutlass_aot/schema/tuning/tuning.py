@@ -161,12 +161,12 @@ class FittedModel:
     Attributes:
         regression: gives the constants of other kernels.
         accuracy: None for too few problems.
-        formula: the :data:`~.costs.FORMULA` that was fitted; files from before it was written have the first.
+        formula: the :data:`~.costs.FORMULA` that was fitted.
     """
 
     regression: Regression
     accuracy: Annotated[Accuracy | None, OMIT] = None
-    formula: Annotated[int, OMIT, within(1, MAX_FORMULA)] = 1
+    formula: Annotated[int, within(FORMULA, FORMULA)] = FORMULA
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,8 @@ class TunedGroup:
     """The measurements of one group, whose digest is :attr:`cutlass_aot.schema.kernels.kernel.Kernel.group`.
 
     The file has the kernels in order of their names and the problems in order of their extents. ``model`` is
-    the cost model fitted to them, None if none was.
+    the cost model fitted to them, None if none was. ``outdated_formula`` is the formula of a cost model that
+    the file has where it is not that of today: its constants may be others, and are not read.
     """
 
     digest: Digest
@@ -182,11 +183,7 @@ class TunedGroup:
     kernels: tuple[TunedKernel, ...]
     problems: tuple[TunedProblem, ...]
     model: Annotated[FittedModel | None, OMIT] = None
-
-    @property
-    def usable_model(self) -> FittedModel | None:
-        """The model, if it is of the formula of today; the times hold in any case."""
-        return self.model if self.model is not None and self.model.formula == FORMULA else None
+    outdated_formula: Annotated[int | None, OMIT, within(1, MAX_FORMULA)] = None
 
     def validate(self) -> None:
         """Refuse no kernels, what occurs twice, and a model without the constants of a kernel."""
@@ -297,7 +294,28 @@ class Tuning:
         record = decode_json(data, what, _AGAIN)
         if isinstance(record, dict):
             record.pop("clocks", None)
+            for group in _items(record, "groups"):
+                _drop_outdated_model(group)
         return from_plain(cls, record, what, _AGAIN)
+
+
+def _drop_outdated_model(group: dict[str, Any]) -> None:
+    """Take a cost model of another formula than today's out of the plain data of a group."""
+    model = group.get("model")
+    # Files from before it was written have the first.
+    formula = model.get("formula", 1) if isinstance(model, dict) else FORMULA
+    if formula == FORMULA:
+        return
+    del group["model"]
+    group["outdated_formula"] = formula
+    for kernel in _items(group, "kernels"):
+        kernel.pop("costs", None)
+
+
+def _items(record: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The maps in a list of untrusted plain data."""
+    found = record.get(name)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
 _AGAIN = "fetch it again, or measure again with cutlass-aot tune --force"

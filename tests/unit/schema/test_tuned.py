@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from cutlass_aot.schema.tuning.tuned import (
     rankings_of_manifest,
     sound,
 )
-from cutlass_aot.schema.tuning.tuning import FittedModel, TunedProblem
+from cutlass_aot.schema.tuning.tuning import FittedModel, TunedProblem, Tuning
 from tests.support.synthetic import entry, kernels
 from tests.support.tunings import GPU, PROBLEM, tuned_group, tuning
 
@@ -212,13 +213,17 @@ def test_a_manifest_refuses_a_cost_model_of_another_formula():
     regression = Regression({}, numbers, ((0.0,) * FEATURES,) * len(costs))
     group = tuned_group(F16)
     group = replace(group, kernels=tuple(replace(kernel, costs=costs) for kernel in group.kernels))
-    made = {
-        formula: tuning([replace(group, model=FittedModel(regression, formula=formula))])
-        for formula in (FORMULA - 1, FORMULA)
-    }
-    assert rankings_of_manifest({"t.json": made[FORMULA]}, objects_of(F16), {})[0].costs
+    made = tuning([replace(group, model=FittedModel(regression))])
+    assert rankings_of_manifest({"t.json": made}, objects_of(F16), {})[0].costs
+    # Another formula may have another number of constants. Its times are read, and can be fitted anew.
+    record = json.loads(made.to_bytes())
+    record["groups"][0]["model"] = {"formula": FORMULA - 1, "regression": {}}
+    for kernel in record["groups"][0]["kernels"]:
+        kernel["costs"] = [1.0]
+    other = Tuning.from_bytes(json.dumps(record).encode(), "t.json")
+    assert other.groups == (replace(tuned_group(F16), outdated_formula=FORMULA - 1),)
     with pytest.raises(ManifestError, match=f"was fitted to formula {FORMULA - 1}, expected {FORMULA}: "):
-        rankings_of_manifest({"t.json": made[FORMULA - 1]}, objects_of(F16), {})
+        rankings_of_manifest({"t.json": other}, objects_of(F16), {})
 
 
 def test_a_group_with_a_cost_formula_takes_constants_of_other_groups_for_kernels_alike():
@@ -227,7 +232,7 @@ def test_a_group_with_a_cost_formula_takes_constants_of_other_groups_for_kernels
     regression = Regression({}, numbers, ((0.0,) * FEATURES,) * len(costs))
     group = tuned_group(F16)
     group = replace(group, kernels=tuple(replace(kernel, costs=costs) for kernel in group.kernels))
-    files = {"t.json": tuning([replace(group, model=FittedModel(regression, formula=FORMULA))])}
+    files = {"t.json": tuning([replace(group, model=FittedModel(regression))])}
     both = {F16[0].kernel.group, BF16[0].kernel.group}
     assert {ranking.group for ranking in of_manifest(files)} == both
     for generator, groups in (("", both), ("another", both - {BF16[0].kernel.group})):
@@ -248,7 +253,7 @@ def test_files_of_one_gpu_speak_for_groups_that_neither_measured():
         group = tuned_group(entries)
         measured = tuple(replace(k, costs=costs._replace(step=step)) for k in group.kernels)
         files[name] = tuning(
-            [replace(group, kernels=measured, model=FittedModel(regression, formula=FORMULA))]
+            [replace(group, kernels=measured, model=FittedModel(regression))]
         )
     kernels = [*F16, *FP8, *BF16]
     found = []
@@ -264,7 +269,7 @@ def test_kernels_that_were_measured_on_another_gpu_alone_are_scaled_to_this_one(
     known = derived(Tiling.of(F16[0].kernel), 16, "sm_90a", Machine(132, 1980, 4917))
     numbers = (0.0,) * len(known)
     regression = Regression({}, numbers, ((0.0,) * FEATURES,) * len(known))
-    model = FittedModel(regression, formula=FORMULA)
+    model = FittedModel(regression)
 
     def file(gpu, machine, entries, step):
         group = tuned_group(entries, [TunedProblem(PROBLEM, ((entries[0].kernel.digest, 10.0),))])

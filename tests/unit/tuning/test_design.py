@@ -61,3 +61,15 @@ def test_a_share_of_them_has_about_as_many_tiles_as_a_gpu_computes_at_once() -> 
     assert all(map(in_the_kind, all_of_them))
     many, none = (sum(map(in_the_kind, design(operands, 1000, about_a_wave=share))) for share in (0.25, 0))
     assert 100 < many - none < 300
+
+
+def test_a_share_of_them_has_many_rows_and_few_columns() -> None:
+    operands = gemm().operands
+    all_of_them = design(operands, 200, few_tiles=0, about_a_wave=0, few_columns=1)
+    assert len(all_of_them) == 200
+    assert all(one.m >= 512 and 8 <= one.n <= 64 for one in all_of_them)
+    many, none = (
+        sum(one.m >= 512 and one.n <= 64 for one in design(operands, 1000, few_columns=share))
+        for share in (0.0625, 0)
+    )
+    assert 30 < many - none < 100
