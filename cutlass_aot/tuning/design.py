@@ -41,6 +41,9 @@ _LEAST_IN_A_WAVE = 768
 _FEW_COLUMNS = 8, 64
 """Columns of an output with many rows and few columns: a low-rank adapter's, or of a head of a few classes."""
 
+_MANY_ROWS, _MANY_COLUMNS, _SHORT = 1024, 8192, 1024
+"""Least rows and columns of a large output, and the most k of a short sum."""
+
 
 def design(
     operands: Operands,
@@ -50,6 +53,7 @@ def design(
     few_tiles: float = 0.125,
     about_a_wave: float = 0.25,
     few_columns: float = 0.0625,
+    large_outputs: float = 0.0625,
 ) -> list[Extents]:
     """The first ``count`` problems of a sequence, no two equal, that the operands of a GEMM allow.
 
@@ -57,9 +61,9 @@ def design(
 
     Most have fewer than 512 rows, a third fewer than 1,024 columns. A share of them, ``few_tiles``, has few
     tiles and long sums, another, ``about_a_wave``, about as many tiles as a GPU computes at once: there
-    kernels differ most. A third, ``few_columns``, has many rows and few columns, which chance seldom brings
-    together. Half of the k are multiples of 128, as those of most layers are; the others leave part of a step
-    empty.
+    kernels differ most. A third, ``few_columns``, has many rows and few columns, and a fourth,
+    ``large_outputs``, large outputs of short sums: chance seldom brings these together. Half of the k are
+    multiples of 128, as those of most layers are; the others leave part of a step empty.
     """
     multiples = {"M": 1, "N": 1, "K": 1}
     for operand in operands:
@@ -71,7 +75,7 @@ def design(
     for _ in range(_DRAWS * count):
         if len(found) == count:
             break
-        least_k = 256
+        least_k, most_k = 256, MOST_K
         kind = chance.random()
         if kind < few_tiles:
             m, n = (_between(chance, _FEW_TILES[0], _FEW_TILES[-1], multiples[name]) for name in "MN")
@@ -84,11 +88,15 @@ def design(
         elif kind >= 1 - few_columns:
             m = _between(chance, _FEW_ROWS, MOST_M, multiples["M"])
             n = _between(chance, *_FEW_COLUMNS, multiples["N"])
+        elif kind >= 1 - few_columns - large_outputs:
+            m = _between(chance, _MANY_ROWS, MOST_M, multiples["M"])
+            n = _between(chance, _MANY_COLUMNS, MOST_N, multiples["N"])
+            most_k = _SHORT
         else:
             m = _between(chance, 1, _FEW_ROWS if chance.random() < 0.5 else MOST_M, multiples["M"])
             narrow = chance.random() < 0.25
             n = _between(chance, 8 if narrow else _NARROW, _NARROW if narrow else MOST_N, multiples["N"])
-        k = _between(chance, least_k, MOST_K, math.lcm(128 if chance.random() < 0.5 else 1, multiples["K"]))
+        k = _between(chance, least_k, most_k, math.lcm(128 if chance.random() < 0.5 else 1, multiples["K"]))
         if n <= MOST_N and m * n * k <= _MOST_PRODUCT:
             found[Extents(1, m, n, k)] = None
     return list(found)

@@ -51,13 +51,15 @@ _MOST_OFFSET = 0.1
 
 _SPREAD = Costs(
     launch=0.1, tile=0.3, step=0.12, crowding=0.15, pairing=0.3, sharing=0.2, misalignment=0.3,
-    within_line=0.3, tail=0.5, bandwidth=0.12, emptiness=0.3, partial_sectors=0.3, overlap=0.15, unevenness=0.3,
+    within_line=0.3, tail=0.5, bandwidth=0.12, emptiness=0.3, partial_sectors=0.3, partial_lines=0.5,
+    overlap=0.15, unevenness=0.3,
 )  # fmt: skip
 """Standard deviations of a kernel's constants, on their logarithmic scales, around the regression."""
 
 _FIRST_SPREAD = Costs(
     launch=0.5, tile=1.0, step=1.0, crowding=1.0, pairing=1.0, sharing=1.0, misalignment=1.0,
-    within_line=1.0, tail=1.0, bandwidth=0.3, emptiness=1.0, partial_sectors=1.0, overlap=0.7, unevenness=1.0,
+    within_line=1.0, tail=1.0, bandwidth=0.3, emptiness=1.0, partial_sectors=1.0, partial_lines=1.0,
+    overlap=0.7, unevenness=1.0,
 )  # fmt: skip
 """The same around what is derived from the design alone, before there is a regression."""
 

@@ -116,7 +116,7 @@ def problems_of(path: Path, *, halfway: bool, sample: int, drawn: int = 0, seed:
         ManifestError: if the file is none.
     """
     if drawn:
-        found = design(_COARSE, drawn, seed, few_tiles=0, about_a_wave=0, few_columns=0)
+        found = design(_COARSE, drawn, seed, few_tiles=0, about_a_wave=0, few_columns=0, large_outputs=0)
         return [Problem(extents, DRAWN) for extents in found]
     listed = parse_shapes(path.read_bytes(), str(path)).extents
     problems = [Problem(extents, LISTED) for extents in listed]

@@ -40,7 +40,7 @@ struct clusters {
 
 struct costs {
   double launch, tile, step, crowding, pairing, sharing, misalignment, within_line, tail, bandwidth, emptiness, partial_sectors,
-      overlap, unevenness;
+      partial_lines, overlap, unevenness;
 };
 
 struct derivation {
@@ -106,8 +106,11 @@ static double microseconds(const struct selection *selection, const struct kerne
     uneven = at_work > 0.5 && at_work < 1 ? 1 / at_work - 1 : 0;
   else if (at_work > 1 && at_work < tiling->blocks_per_sm)
     uneven = ceil(at_work) / at_work - 1;
-  double partial_sectors = fmod(selection->out * n, SECTOR_BYTES) != 0 ? written / 1e6 : 0;
-  double moved = megabytes + costs->emptiness * empty + costs->partial_sectors * partial_sectors;
+  double moved = megabytes + costs->emptiness * empty;
+  if (fmod(selection->out * n, SECTOR_BYTES) != 0)
+    moved += costs->partial_sectors * written / 1e6;
+  else if (fmod(selection->out * n, LINE_BYTES) != 0)
+    moved += costs->partial_lines * written / 1e6;
   double memory = moved / costs->bandwidth * 1e3 * (1 + costs->unevenness * uneven);
   double longer = (compute + memory + fabs(compute - memory)) / 2;
   double powers = pow(compute / longer, costs->overlap) + pow(memory / longer, costs->overlap);

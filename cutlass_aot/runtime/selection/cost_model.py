@@ -1,4 +1,4 @@
-"""Estimate the time of a kernel for a problem from its tiling and fourteen constants.
+"""Estimate the time of a kernel for a problem from its tiling and fifteen constants.
 
 A kernel's clusters fill the GPU wave after wave; a block computes a tile in steps along K::
 
@@ -11,7 +11,8 @@ A kernel's clusters fill the GPU wave after wave; a block computes a tile in ste
     compute = whole * (tile + steps * step)
     memory  = (bytes read + bytes written, which count for more
                + emptiness * bytes of rows that are not there
-               + partial_sectors * bytes of an output whose rows begin within a sector) / bandwidth,
+               + partial_sectors * bytes of an output whose rows begin within a sector
+               + partial_lines * those of one whose rows begin within a line) / bandwidth,
               longer where some SMs, or pairs of them, have two blocks and others one  (unevenness)
     time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 
@@ -83,6 +84,7 @@ class Work(NamedTuple):
         empty: megabytes of rows and columns of tiles that are beyond the operands.
         partial_sectors: megabytes of the output if its rows are not a multiple of 32 bytes, so that parts of
             sectors are written; else 0.
+        partial_lines: the same if they are one of 32 bytes, but not of 128; else 0.
         uneven: most blocks of an SM over their average, less 1, while not all SMs have as many as have room;
             the same of pairs of SMs (TPC) where an SM has room for one block; else 0.
     """
@@ -98,6 +100,7 @@ class Work(NamedTuple):
     megabytes: float
     empty: float
     partial_sectors: float
+    partial_lines: float
     uneven: float
 
 
@@ -144,6 +147,7 @@ def work(tiling: Tiling, places: int, extents: Extents, traffic: Traffic) -> Wor
         (a * m + b * n + _WRITTEN * written) / 1e6,
         (a * missing_m * across + b * missing_n * down) / 1e6,
         written / 1e6 if row_out % _SECTOR_BYTES else 0.0,
+        written / 1e6 if row_out % _LINE_BYTES and not row_out % _SECTOR_BYTES else 0.0,
         _uneven(at_work, blocks_per_sm, blocks),
     )
 
@@ -164,7 +168,8 @@ def compute_and_memory(costs: Costs, work: Work) -> tuple[float, float]:
     step = costs.step * ((work.at_work + 0.15) / 1.15) ** costs.crowding * (1 + costs.pairing * work.paired)
     loading = costs.misalignment * (work.misaligned + costs.within_line * work.within_line)
     step = step * (1 + costs.sharing * work.shared) * (1 + loading**4) ** 0.25
-    moved = work.megabytes + costs.emptiness * work.empty + costs.partial_sectors * work.partial_sectors
+    moved = work.megabytes + costs.emptiness * work.empty
+    moved = moved + costs.partial_sectors * work.partial_sectors + costs.partial_lines * work.partial_lines
     memory = moved / costs.bandwidth * 1e3 * (1 + costs.unevenness * work.uneven)
     return whole * (costs.tile + work.steps * step), memory
 

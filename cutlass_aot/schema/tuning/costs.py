@@ -96,6 +96,7 @@ class Costs(NamedTuple):
         emptiness: bytes of the device memory for each byte that tiles have beyond the operands.
         partial_sectors: bytes of the device memory for each byte of an output whose rows are not a multiple
             of 32 bytes, beyond those of another output.
+        partial_lines: the same where they are a multiple of 32 bytes but not of 128.
         overlap: how far computing and reading overlap: 1 is not at all, many is entirely.
         unevenness: by how much moving operands takes longer, as a share of what the SMs with the most blocks
             have to do beyond the average.
@@ -113,6 +114,7 @@ class Costs(NamedTuple):
     bandwidth: _Cost
     emptiness: _Cost
     partial_sectors: _Cost
+    partial_lines: _Cost
     overlap: Annotated[float, within(1, 2 * _MOST_OVERLAP)]
     unevenness: _Cost
 
@@ -190,6 +192,7 @@ def derivation(input_bits: int, target: str, machine: Machine, *, of_ampere: boo
         bandwidth=0.8 * machine.memory_bandwidth,
         emptiness=0.5,
         partial_sectors=1.0,
+        partial_lines=0.2,
         overlap=2.0,
         unevenness=0.4,
     )

@@ -31,8 +31,8 @@ HALF = Traffic(2, 2, 2, 16)
 H200 = Machine(132, 1980, 4917)
 COSTS = Costs(
     launch=2.0, tile=1.0, step=0.5, crowding=0.3, pairing=0.25, sharing=0.5, misalignment=1.2,
-    within_line=0.5, tail=0.9, bandwidth=4000.0, emptiness=0.5, partial_sectors=1.0, overlap=2.0,
-    unevenness=0.4,
+    within_line=0.5, tail=0.9, bandwidth=4000.0, emptiness=0.5, partial_sectors=1.0, partial_lines=0.5,
+    overlap=2.0, unevenness=0.4,
 )  # fmt: skip
 LARGE = Extents(1, 8192, 8192, 4096)
 
@@ -190,14 +190,15 @@ def test_the_low_latency_family_swaps_its_tile() -> None:
     assert (swapped.cluster_m, swapped.cluster_n, swapped.block_m, swapped.block_n) == (8, 64, 8, 64)
 
 
-@pytest.mark.parametrize(("n", "partial"), [(384, 0), (400, 0), (392, 1)])
-def test_what_is_written_counts_for_more_and_apart_where_rows_begin_within_a_sector(
-    n: int, partial: int
+@pytest.mark.parametrize(("n", "sectors", "lines"), [(384, 0, 0), (400, 0, 1), (392, 1, 0)])
+def test_what_is_written_counts_for_more_and_apart_where_rows_begin_within_a_sector_or_a_line(
+    n: int, sectors: int, lines: int
 ) -> None:
     found = todo(kernel((128, 128, 64)), Extents(2, 256, n, 1000))
     a, b, out = 2 * 256 * 1000 * 2, 2 * n * 1000 * 2, 2 * 256 * n * 2
     assert found.megabytes == pytest.approx((a + b + 1.5 * out) / 1e6)
-    assert found.partial_sectors == pytest.approx(partial * out / 1e6)
+    assert found.partial_sectors == pytest.approx(sectors * out / 1e6)
+    assert found.partial_lines == pytest.approx(lines * out / 1e6)
 
 
 def test_traffic_counts_every_matrix_of_a_gemm() -> None:
@@ -247,6 +248,8 @@ def test_pairs_misalignment_and_empty_rows_take_time() -> None:
     tall, problem = kernel((128, 128, 64)), Extents(1, 1000, 4008, 4104)
     for cause in ("pairing", "misalignment", "emptiness", "partial_sectors"):
         assert time(tall, problem, costs=COSTS._replace(**{cause: 1e-6})) < time(tall, problem)
+    in_lines = problem._replace(n=4016)
+    assert time(tall, in_lines, costs=COSTS._replace(partial_lines=1e-6)) < time(tall, in_lines)
 
 
 def test_two_blocks_on_one_sm_take_longer_for_a_step() -> None:

@@ -526,7 +526,7 @@ def test_problems_are_decoded_when_they_are_needed():
 
 
 # Exact in single precision, in which they are kept.
-COSTS = Costs(1.5, 2.0, 0.25, 0.5, 0.25, 0.5, 0.125, 0.5, 0.75, 4000.0, 0.0625, 1.0, 2.5, 0.375)
+COSTS = Costs(1.5, 2.0, 0.25, 0.5, 0.25, 0.5, 0.125, 0.5, 0.75, 4000.0, 0.0625, 1.0, 0.25, 2.5, 0.375)
 H200 = Machine(132, 1980, 4917)
 
 
@@ -542,11 +542,11 @@ def test_a_ranking_with_a_cost_model_reads_back():
     "changes",
     [
         {"costs": b"1234"},
-        {"costs": struct.pack("<14f", *COSTS)},
-        {"costs": struct.pack("<14f", *COSTS._replace(step=0.0)) * 2},
-        {"costs": struct.pack("<14f", *COSTS._replace(launch=float("nan"))) * 2},
-        {"costs": struct.pack("<14f", *COSTS._replace(tail=1.5)) * 2},
-        {"costs": struct.pack("<14f", *COSTS._replace(overlap=0.5)) * 2},
+        {"costs": struct.pack("<15f", *COSTS)},
+        {"costs": struct.pack("<15f", *COSTS._replace(step=0.0)) * 2},
+        {"costs": struct.pack("<15f", *COSTS._replace(launch=float("nan"))) * 2},
+        {"costs": struct.pack("<15f", *COSTS._replace(tail=1.5)) * 2},
+        {"costs": struct.pack("<15f", *COSTS._replace(overlap=0.5)) * 2},
         {"costs": b""},
         {"costs": 3},
         {"machine": None},
