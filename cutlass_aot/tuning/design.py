@@ -39,7 +39,7 @@ _LEAST_IN_A_WAVE = 768
 """Least k of such a problem: with less, the start and the end of a launch are most of it."""
 
 _FEW_COLUMNS = 8, 64
-"""Columns of an output with many rows and few columns: a low-rank adapter's, or of a head of a few classes."""
+"""Columns of an output with many rows and few columns, as of a low-rank adapter, or of a classifier."""
 
 _MANY_ROWS, _MANY_COLUMNS, _SHORT = 1024, 8192, 1024
 """Least rows and columns of a large output, and the most k of a short sum."""
@@ -60,9 +60,9 @@ def design(
     Fewer, where the operands allow so few that the draws run out.
 
     Most have fewer than 512 rows, a third fewer than 1,024 columns. A share of them, ``few_tiles``, has few
-    tiles and long sums, another, ``about_a_wave``, about as many tiles as a GPU computes at once: there
-    kernels differ most. A third, ``few_columns``, has many rows and few columns, and a fourth,
-    ``large_outputs``, large outputs of short sums: chance seldom brings these together. Half of the k are
+    tiles and long sums; ``about_a_wave`` is the share with about as many tiles as a GPU computes at once:
+    there kernels differ most. ``few_columns`` is the share with many rows and few columns, and
+    ``large_outputs`` that with large outputs of short sums, which chance seldom gives. Half of the k are
     multiples of 128, as those of most layers are; the others leave part of a step empty.
     """
     multiples = {"M": 1, "N": 1, "K": 1}

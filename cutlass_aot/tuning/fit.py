@@ -130,7 +130,7 @@ def fit_group(
         group,
         kernels=tuple(replace(kernel, costs=costs[kernel.digest]) for kernel in group.kernels),
         model=FittedModel(found.regression, accuracy(candidates, group.problems, machine)),
-        outdated_formula=None,
+        other_formula=None,
     )
 
 

@@ -232,8 +232,10 @@ def _with(tuning: Tuning, job: Job, problem: TunedProblem) -> Tuning:
     groups = []
     for group in tuning.groups:
         if group.digest == job.digest:
-            kernels = {**{kernel.digest: kernel for kernel in group.kernels}, **kernels}
-            problems = {**{known.extents: known for known in group.problems}, **problems}
+            # Their constants were fitted to other times.
+            known = {kernel.digest: replace(kernel, costs=None) for kernel in group.kernels}
+            kernels = {**known, **kernels}
+            problems = {**{measured.extents: measured for measured in group.problems}, **problems}
         else:
             groups.append(group)
     group = TunedGroup(

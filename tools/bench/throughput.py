@@ -109,7 +109,7 @@ class Measured:
 def problems_of(path: Path, *, halfway: bool, sample: int, drawn: int = 0, seed: int = 0) -> list[Problem]:
     """The problems of a shapes file, with those half-way between them; every ``sample``-th of all.
 
-    Or else so many that are drawn by a seed, as ``tune --design`` draws most of its own by another: none was
+    Or else so many that are drawn by a seed, as ``tune --design`` draws half of its own by another: none was
     measured.
 
     Raises:

@@ -18,7 +18,7 @@ from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
 from cutlass_aot.schema.tuning.ranking import Extents
 
-_DERIVATION, _TRAFFIC, _RULES = Struct("=15d"), Struct("=3d"), Struct("=15q")
+_TRAFFIC, _RULES = Struct("=3d"), Struct("=15q")
 """What ``builder/native/select.c`` takes of each, where its number is known."""
 
 
@@ -44,15 +44,12 @@ def make(
     was ``measured``. ``select`` is the launcher's function of that name, ``operands`` are the kernels'
     constraints, ``ordinal`` is the GPU's.
     """
-    if isinstance(constants, Derivation):
-        costs = _DERIVATION.pack(*constants.costs, *constants[1:])
-    else:
-        costs = array("d", chain.from_iterable(constants)).tobytes()
+    rows = (constants.costs, constants[1:]) if isinstance(constants, Derivation) else constants
     try:
         return select(
             candidates.table.rows,
             array("d", chain.from_iterable(candidates.clusters(machine.sm_count).items())).tobytes(),
-            costs,
+            array("d", chain.from_iterable(rows)).tobytes(),
             _TRAFFIC.pack(*candidates.traffic[:3]),
             array("q", chain.from_iterable(measured)).tobytes(),
             _rules(operands),

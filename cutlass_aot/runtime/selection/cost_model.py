@@ -12,7 +12,7 @@ A kernel's clusters fill the GPU wave after wave; a block computes a tile in ste
     memory  = (bytes read + bytes written, which count for more
                + emptiness * bytes of rows that are not there
                + partial_sectors * bytes of an output whose rows begin within a sector
-               + partial_lines * those of one whose rows begin within a line) / bandwidth,
+               + partial_lines * bytes of one whose rows begin within a line alone) / bandwidth,
               longer where some SMs, or pairs of them, have two blocks and others one  (unevenness)
     time    = launch + (compute^overlap + memory^overlap) ^ (1 / overlap)
 

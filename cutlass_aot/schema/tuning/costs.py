@@ -90,12 +90,13 @@ class Costs(NamedTuple):
         sharing: the same where two blocks are on an SM.
         misalignment: what loading a whole tile takes, as a share of a step, where rows along K are not a
             multiple of 32 bytes; the longer of the two counts.
-        within_line: the same where they are a multiple of 32 bytes but not of 128, as a share of it.
+        within_line: what loading takes where rows along K are a multiple of 32 bytes but not of 128, as a
+            share of ``misalignment``.
         tail: weight of whole waves against the share of the GPU that clusters fill, from 0 to 1.
         bandwidth: GB/s of reading operands and writing the output.
         emptiness: bytes of the device memory for each byte that tiles have beyond the operands.
-        partial_sectors: bytes of the device memory for each byte of an output whose rows are not a multiple
-            of 32 bytes, beyond those of another output.
+        partial_sectors: bytes read that each byte of the output counts for in addition, where its rows are
+            not a multiple of 32 bytes.
         partial_lines: the same where they are a multiple of 32 bytes but not of 128.
         overlap: how far computing and reading overlap: 1 is not at all, many is entirely.
         unevenness: by how much moving operands takes longer, as a share of what the SMs with the most blocks

@@ -236,10 +236,10 @@ def sound(tuning: Tuning) -> Verdict:
 def _fitted_today(tuning: Tuning) -> Verdict:
     """Whether its cost models are of the formula that kernels are chosen by."""
     for group in tuning.groups:
-        if group.outdated_formula is not None:
+        if group.other_formula is not None:
             return Rejected(
-                f"the cost model of group {group.name} was fitted to formula {group.outdated_formula}, expected "
-                f"{FORMULA}: leave the file out of the manifest, build, and fit it anew with "
+                f"the cost model of group {group.name} was fitted to formula {group.other_formula}, "
+                f"expected {FORMULA}: leave the file out of the manifest, build, and fit it anew with "
                 "cutlass-aot tune BUNDLE --fit FILE"
             )
     return ACCEPTED

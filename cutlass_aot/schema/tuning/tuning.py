@@ -60,6 +60,8 @@ Positive = Annotated[float, within(1e-6, 1e12)]
 Clock = Annotated[int, within(1, 1_000_000)]
 """In MHz."""
 
+Formula = Annotated[int, within(1, MAX_FORMULA)]
+
 Times = tuple[tuple[Digest, Positive], ...]
 """Digest of a kernel and its time in microseconds."""
 
@@ -174,8 +176,8 @@ class TunedGroup:
     """The measurements of one group, whose digest is :attr:`cutlass_aot.schema.kernels.kernel.Kernel.group`.
 
     The file has the kernels in order of their names and the problems in order of their extents. ``model`` is
-    the cost model fitted to them, None if none was. ``outdated_formula`` is the formula of a cost model that
-    the file has where it is not that of today: its constants may be others, and are not read.
+    the cost model fitted to them, None if none was. ``other_formula`` is the formula of a cost model that the
+    file has, where it is not that of today: its constants may be others, and are not read.
     """
 
     digest: Digest
@@ -183,7 +185,7 @@ class TunedGroup:
     kernels: tuple[TunedKernel, ...]
     problems: tuple[TunedProblem, ...]
     model: Annotated[FittedModel | None, OMIT] = None
-    outdated_formula: Annotated[int | None, OMIT, within(1, MAX_FORMULA)] = None
+    other_formula: Annotated[Formula | None, OMIT] = None
 
     def validate(self) -> None:
         """Refuse no kernels, what occurs twice, and a model without the constants of a kernel."""
@@ -191,6 +193,8 @@ class TunedGroup:
             raise ValueError("a group without kernels")
         if self.model is not None and any(kernel.costs is None for kernel in self.kernels):
             raise ValueError("a kernel has no costs, though a model was fitted")
+        if self.other_formula is not None and (self.model is not None or self.other_formula == FORMULA):
+            raise ValueError("a cost model of another formula beside one of today's, or of today's")
         _check_once([kernel.digest for kernel in self.kernels], "kernel")
         _check_once([problem.extents for problem in self.problems], "problem")
 
@@ -295,19 +299,23 @@ class Tuning:
         if isinstance(record, dict):
             record.pop("clocks", None)
             for group in _items(record, "groups"):
-                _drop_outdated_model(group)
+                _drop_other_model(group)
         return from_plain(cls, record, what, _AGAIN)
 
 
-def _drop_outdated_model(group: dict[str, Any]) -> None:
-    """Take a cost model of another formula than today's out of the plain data of a group."""
+def _drop_other_model(group: dict[str, Any]) -> None:
+    """Take constants of another formula than today's out of the plain data of a group.
+
+    Without a model, nothing says of which formula a kernel's constants are.
+    """
     model = group.get("model")
-    # Files from before it was written have the first.
-    formula = model.get("formula", 1) if isinstance(model, dict) else FORMULA
-    if formula == FORMULA:
-        return
-    del group["model"]
-    group["outdated_formula"] = formula
+    if isinstance(model, dict):
+        # Files from before it was written have the first.
+        formula = model.get("formula", 1)
+        if formula == FORMULA or type(formula) is not int or not 1 <= formula <= MAX_FORMULA:
+            return  # To be read, or to be refused.
+        del group["model"]
+        group["other_formula"] = formula
     for kernel in _items(group, "kernels"):
         kernel.pop("costs", None)
 

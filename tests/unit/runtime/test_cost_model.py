@@ -413,9 +413,9 @@ def test_a_large_problem_is_expected_below_the_peak_of_the_gpu(target: str, bits
 @given(
     st.builds(
         Costs,
-        *[st.sampled_from([1e-6, 1.0, 1e6])] * 7,
+        *[st.sampled_from([1e-6, 1.0, 1e6])] * 8,
         st.sampled_from([1e-3, 0.5, 1.0]),
-        *[st.sampled_from([1e-6, 1.0, 1e6])] * 2,
+        *[st.sampled_from([1e-6, 1.0, 1e6])] * 4,
         st.sampled_from([1.0, 2.5, 32.0]),
         st.sampled_from([1e-6, 1.0, 1e6]),
     ),

@@ -60,7 +60,12 @@ def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
     candidates = Candidates.of(tilings, TRAFFIC, "sm_90a")
     costs = [
         own._replace(
-            tail=chance.random(), overlap=1 + 3 * chance.random(), step=own.step * (0.5 + chance.random())
+            tail=chance.random(),
+            overlap=1 + 3 * chance.random(),
+            step=own.step * (0.5 + chance.random()),
+            within_line=chance.random(),
+            partial_sectors=4 * chance.random(),
+            partial_lines=4 * chance.random(),
         )
         for own in candidates.derived(H200)
     ]
@@ -95,7 +100,9 @@ def test_native_code_takes_a_kernel_as_fast_as_the_one_that_python_takes(
     costs = candidates.derived(H200) if derived else costs
     chance = random.Random(100 + seed)
     for _ in range(300):
-        drawn = [int(2 ** chance.uniform(0, 14)) for _ in range(3)]
+        # Rows begin at lines and sectors, or within them.
+        multiples = 1, chance.choice([1, 16, 64]), chance.choice([1, 32, 128])
+        drawn = [-(-int(2 ** chance.uniform(0, 14)) // multiple) * multiple for multiple in multiples]
         extents = Extents(chance.choice([1, 1, 7]), *drawn)
         expected = times(candidates, costs, extents)
         assert expected[choose(*extents)] == pytest.approx(min(expected), rel=1e-12)

@@ -221,7 +221,7 @@ def test_a_manifest_refuses_a_cost_model_of_another_formula():
     for kernel in record["groups"][0]["kernels"]:
         kernel["costs"] = [1.0]
     other = Tuning.from_bytes(json.dumps(record).encode(), "t.json")
-    assert other.groups == (replace(tuned_group(F16), outdated_formula=FORMULA - 1),)
+    assert other.groups == (replace(tuned_group(F16), other_formula=FORMULA - 1),)
     with pytest.raises(ManifestError, match=f"was fitted to formula {FORMULA - 1}, expected {FORMULA}: "):
         rankings_of_manifest({"t.json": other}, objects_of(F16), {})
 
@@ -252,9 +252,7 @@ def test_files_of_one_gpu_speak_for_groups_that_neither_measured():
         costs = derived(Tiling.of(entries[0].kernel), 16, "sm_90a", Machine(132, 1980, 4917))
         group = tuned_group(entries)
         measured = tuple(replace(k, costs=costs._replace(step=step)) for k in group.kernels)
-        files[name] = tuning(
-            [replace(group, kernels=measured, model=FittedModel(regression))]
-        )
+        files[name] = tuning([replace(group, kernels=measured, model=FittedModel(regression))])
     kernels = [*F16, *FP8, *BF16]
     found = []
     for order in (files, dict(reversed(files.items()))):

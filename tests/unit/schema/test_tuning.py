@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cutlass_aot.errors import CorruptFile, CutlassAotError, SchemaTooNew, TuningError
 from cutlass_aot.schema.encoding import digest
 from cutlass_aot.schema.tuning import tuning as tuning_module
+from cutlass_aot.schema.tuning.costs import FORMULA
 from cutlass_aot.schema.tuning.ranking import MAX_EXTENT, Extents
 from cutlass_aot.schema.tuning.tuning import (
     TunedGroup,
@@ -197,6 +198,9 @@ def twice(where, key):
         (setting("problem", "failed", [[0, "why"]]), "a kernel of a problem is there twice"),
         (setting("problem", "failed", [[2, None]]), "expected text"),
         (setting("problem", "sm_mhz", 0), "found 0, expected a number from 1"),
+        *((setting("group", "model", {"formula": bad}), "groups[0].model") for bad in (None, 0, True, "4")),
+        (setting("group", "model", []), "groups[0].model"),
+        (setting("group", "other_formula", FORMULA), "a cost model of another formula"),
     ],
 )
 def test_what_cannot_be_is_refused(change, message):

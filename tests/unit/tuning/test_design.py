@@ -83,7 +83,5 @@ def test_a_share_of_them_has_short_sums_and_large_outputs() -> None:
     all_of_them = design(operands, 200, few_tiles=0, about_a_wave=0, few_columns=0, large_outputs=1)
     assert len(all_of_them) == 200
     assert all(map(in_the_kind, all_of_them))
-    many, none = (
-        sum(map(in_the_kind, design(operands, 1000, large_outputs=share))) for share in (0.0625, 0)
-    )
+    many, none = (sum(map(in_the_kind, design(operands, 1000, large_outputs=share))) for share in (0.0625, 0))
     assert 30 < many - none < 100
