@@ -396,8 +396,8 @@ def part_throughput(arguments: argparse.Namespace, path: Path) -> Result:
                     break
                 left_out += one is None
                 measured += [one] if one else []
-                print(f"\r{dtype}: {number} of {len(problems)}", end="", file=sys.stderr)
-            print(file=sys.stderr)
+                _show(f"{dtype}: {number} of {len(problems)}")
+            _show("")
             if left_out:
                 notes.append(Row(f"throughput, {dtype}", f"{left_out} problems do not fit the GPU's memory"))
     rows = [
@@ -508,8 +508,8 @@ def part_families(arguments: argparse.Namespace, path: Path) -> Result:
             labels = [*(kernel.name for kernel in own), CUBLAS]
             by_name = {labels[number]: span * 1e6 for number, span in times.items()}
             timed.append({"dtype": dtype, "m": extents.m, "n": extents.n, "k": extents.k, "times": by_name})
-            print(f"\r{dtype}: {len(timed)} problems", end="", file=sys.stderr)
-    print(file=sys.stderr)
+            _show(f"{dtype}: {len(timed)} problems")
+    _show("")
     return Result([], {"timed": timed}, family_tables({"timed": timed}, arguments.without))
 
 
@@ -568,6 +568,12 @@ def _means_by_rows(ratios: Mapping[str, Sequence[tuple[int, float]]]) -> list[li
         cells = [f"{statistics.geometric_mean(own):.3f} ({min(own):.2f})" if own else "" for own in speeds]
         rows.append([name, *cells])
     return rows
+
+
+def _show(progress: str) -> None:
+    """Show how far it is in place of what was shown before, where somebody watches."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{progress}", end="", file=sys.stderr, flush=True)
 
 
 def _warm_up(torch: Any) -> None:
