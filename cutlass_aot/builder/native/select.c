@@ -66,63 +66,86 @@ struct selection {
   double a, b, out;
   int64_t device;
   size_t kernel_count, measured_count;
-  struct problem *measured;
+  struct problem *measured; /* in the order of by_bytes */
   struct operand operands[3];
   int has_operands;
   struct kernel kernels[];
 };
 
+/* A problem with what is the same for all kernels: matrices in megabytes, and whether rows begin within what memory is read by. */
+struct extents {
+  double batch, m, n, k, a, b, out;
+  int k_within_line, k_within_sector, n_within_line, n_within_sector;
+};
+
 static double at_least_zero(double value) { return value > 0 ? value : 0; }
 
-static double microseconds(const struct selection *selection, const struct kernel *kernel, double batch, double m, double n, double k) {
+static struct extents extents_of(const struct selection *selection, const struct problem *problem) {
+  double m = (double)problem->m, n = (double)problem->n, k = (double)problem->k;
+  double row = selection->a * k, written = selection->out * n;
+  return (struct extents){.batch = (double)problem->batch,
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .a = row * (double)problem->batch / 1e6,
+                          .b = selection->b * (double)problem->batch * k / 1e6,
+                          .out = written * (double)problem->batch * m / 1e6,
+                          .k_within_line = fmod(row, LINE_BYTES) != 0,
+                          .k_within_sector = fmod(row, SECTOR_BYTES) != 0,
+                          .n_within_line = fmod(written, LINE_BYTES) != 0,
+                          .n_within_sector = fmod(written, SECTOR_BYTES) != 0};
+}
+
+/* The estimated time, or anything that is not below `least` where the time is not: no more is computed than that takes. */
+static double microseconds(const struct kernel *kernel, const struct extents *problem, double least) {
   const struct tiling *tiling = &kernel->tiling;
   const struct costs *costs = &kernel->costs;
+  double m = problem->m, n = problem->n;
   double down = ceil(m / tiling->cluster_m), across = ceil(n / tiling->cluster_n);
-  double clusters = batch * down * across, active = (double)tiling->active_clusters * tiling->blocks_per_sm;
-  double launched = active > 0 && active < clusters ? active : clusters;
-  double waves = ceil(ceil(launched / kernel->places) * clusters / launched);
-  double filled = waves > 1 ? clusters / kernel->places : 1;
+  double clusters = problem->batch * down * across;
   double at_work = clusters * tiling->blocks_per_sm / kernel->places;
   double missing_m = tiling->within ? at_least_zero(tiling->block_m - m) : down * tiling->cluster_m - m;
   double missing_n = tiling->within ? at_least_zero(tiling->block_n - n) : across * tiling->cluster_n - n;
-  double whole = (1 - costs->tail) * filled + costs->tail * waves;
-  double step = costs->step * (at_work < 1 ? pow((at_work + 0.15) / 1.15, costs->crowding) : 1);
-  if (at_work > 0.5) step *= 1 + costs->pairing;
-  if (tiling->blocks_per_sm > 1 && at_work > 1) step *= 1 + costs->sharing;
-  if (fmod(selection->a * k, LINE_BYTES) != 0) {
-    double loaded_m = tiling->within ? tiling->cluster_m * fmin(1, m / tiling->block_m) : m / down;
-    double loaded_n = tiling->within ? tiling->cluster_n * fmin(1, n / tiling->block_n) : n / across;
-    double load = costs->misalignment * (loaded_m + loaded_n) / ((double)tiling->cluster_m + tiling->cluster_n);
-    if (fmod(selection->a * k, SECTOR_BYTES) == 0) load *= costs->within_line;
-    step *= sqrt(sqrt(1 + load * load * load * load));
-  }
-  double compute = whole * (costs->tile + ceil(k / ((double)tiling->depth * tiling->split)) * step);
-  double a = selection->a * batch * k, b = selection->b * batch * k;
-  double written = selection->out * batch * m * n;
-  double megabytes = (a * m + b * n + WRITTEN * written) / 1e6;
-  double empty = (a * missing_m * across + b * missing_n * down) / 1e6;
+  double empty = problem->a * missing_m * across + problem->b * missing_n * down;
   double uneven = 0;
   if (tiling->blocks_per_sm == 1 && tiling->blocks == 1)
     uneven = at_work > 0.5 && at_work < 1 ? 1 / at_work - 1 : 0;
   else if (at_work > 1 && at_work < tiling->blocks_per_sm)
     uneven = ceil(at_work) / at_work - 1;
-  double moved = megabytes + costs->emptiness * empty;
-  if (fmod(selection->out * n, SECTOR_BYTES) != 0)
-    moved += costs->partial_sectors * written / 1e6;
-  else if (fmod(selection->out * n, LINE_BYTES) != 0)
-    moved += costs->partial_lines * written / 1e6;
+  double moved = problem->a * m + problem->b * n + WRITTEN * problem->out + costs->emptiness * empty;
+  if (problem->n_within_sector)
+    moved += costs->partial_sectors * problem->out;
+  else if (problem->n_within_line)
+    moved += costs->partial_lines * problem->out;
   double memory = moved / costs->bandwidth * 1e3 * (1 + costs->unevenness * uneven);
-  double longer = (compute + memory + fabs(compute - memory)) / 2;
-  double powers = pow(compute / longer, costs->overlap) + pow(memory / longer, costs->overlap);
-  return costs->launch + longer * pow(powers, 1 / costs->overlap);
+  if (costs->launch + memory >= least) return INFINITY;
+  double active = (double)tiling->active_clusters * tiling->blocks_per_sm;
+  double launched = active > 0 && active < clusters ? active : clusters;
+  double waves = ceil(ceil(launched / kernel->places) * clusters / launched);
+  double filled = waves > 1 ? clusters / kernel->places : 1;
+  double whole = (1 - costs->tail) * filled + costs->tail * waves;
+  double step = costs->step * (at_work < 1 ? pow((at_work + 0.15) / 1.15, costs->crowding) : 1);
+  if (at_work > 0.5) step *= 1 + costs->pairing;
+  if (tiling->blocks_per_sm > 1 && at_work > 1) step *= 1 + costs->sharing;
+  if (problem->k_within_line) {
+    double loaded_m = tiling->within ? tiling->cluster_m * fmin(1, m / tiling->block_m) : m / down;
+    double loaded_n = tiling->within ? tiling->cluster_n * fmin(1, n / tiling->block_n) : n / across;
+    double load = costs->misalignment * (loaded_m + loaded_n) / ((double)tiling->cluster_m + tiling->cluster_n);
+    if (!problem->k_within_sector) load *= costs->within_line;
+    step *= sqrt(sqrt(1 + load * load * load * load));
+  }
+  double compute = whole * (costs->tile + ceil(problem->k / ((double)tiling->depth * tiling->split)) * step);
+  double longer = fmax(compute, memory);
+  if (costs->launch + longer >= least) return INFINITY;
+  return costs->launch + longer * pow(1 + pow(fmin(compute, memory) / longer, costs->overlap), 1 / costs->overlap);
 }
 
 static int64_t fastest(const struct selection *selection, const struct problem *problem) {
+  struct extents extents = extents_of(selection, problem);
   size_t best = 0;
   double least = INFINITY;
   for (size_t index = 0; index < selection->kernel_count; index++) {
-    double time = microseconds(selection, &selection->kernels[index], (double)problem->batch, (double)problem->m, (double)problem->n,
-                               (double)problem->k);
+    double time = microseconds(&selection->kernels[index], &extents, least);
     if (time < least) {
       least = time;
       best = index;
@@ -130,6 +153,9 @@ static int64_t fastest(const struct selection *selection, const struct problem *
   }
   return (int64_t)best;
 }
+
+/* An order of problems, in which a measured one is found. */
+static int by_bytes(const void *one, const void *other) { return memcmp(one, other, sizeof(struct problem)); }
 
 /* Whether the group certainly serves a tensor; then its batch, rows and columns. */
 static int serves(const struct selection *selection, const struct operand *operand, const DLTensor *tensor, int64_t extents[3]) {
@@ -166,9 +192,7 @@ static int served(const struct selection *selection, const TVMFFIAny *arguments,
   }
   *problem = (struct problem){extents[0][0], extents[0][1], extents[1][2], extents[0][2]};
   if (extents[1][1] != problem->k || extents[2][1] != problem->m || extents[2][2] != problem->n) return 0;
-  for (size_t index = 0; index < selection->measured_count; index++)
-    if (!memcmp(&selection->measured[index], problem, sizeof *problem)) return 0;
-  return 1;
+  return !bsearch(problem, selection->measured, selection->measured_count, sizeof *problem, by_bytes);
 }
 
 static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
@@ -268,6 +292,7 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
   made->measured_count = measured.size / sizeof(struct problem);
   made->measured = (struct problem *)((char *)made + size);
   if (measured.size) memcpy(made->measured, measured.data, measured.size);
+  qsort(made->measured, made->measured_count, sizeof *made->measured, by_bytes);
   made->has_operands = operands.size == sizeof made->operands;
   if (made->has_operands) memcpy(made->operands, operands.data, sizeof made->operands);
   if (derived) memcpy(&derivation, costs.data, sizeof derivation);

@@ -181,9 +181,11 @@ def test_python_decides_about_what_is_not_a_tensor_or_has_no_strides(native: Nat
 
 def test_python_decides_about_problems_that_were_measured(native: Native) -> None:
     candidates, costs = some_candidates(2)
-    choose = selection(native, candidates, costs, [Extents(1, 64, 32, 16), Extents(1, 8, 8, 8)])
-    assert choose(*tensors(*product())) == -1
-    assert choose(*tensors(*product(m=72))) >= 0
+    sizes = [64, 8, 3000, 264, 40, 512]
+    choose = selection(native, candidates, costs, [Extents(1, m, 32, 16) for m in sizes])
+    for m in sizes:
+        assert choose(*tensors(*product(m=m))) == -1
+        assert choose(*tensors(*product(m=m + 8))) >= 0
 
 
 def test_python_decides_about_operands_that_are_not_those_of_a_plain_gemm(native: Native) -> None:
