@@ -10,11 +10,11 @@ Problems are those of DeepSeek-V3, with others that no tile divides; ``exact`` h
 scale factors, whose sums keep their bits. Operands are uniform random numbers.
 Before each launch the L2 cache is flushed, and a kernel that waits covers what the host needs; what is
 reported is the time from the start of a GEMM's first kernel to the end of its last, the median of all
-launches, which are made in turns. Scale factors are given as each library takes them without a transform.
-With ``--kernels`` each kernel of the bundle takes part. With ``--drawn`` problems of groups are drawn by
-chance instead: ``tools/check/group_costs.py`` judges the cost formula by what ``-o`` writes, and fits it. The
-table has microseconds, TFLOP/s of the choice, and how many times as fast it is as each of the others. Results
-are checked against a product in f32 first; one that is wrong ends the run.
+launches, which are made in turns, in another order each. Scale factors are given as each library takes them
+without a transform. With ``--kernels`` each kernel of the bundle takes part. With ``--drawn`` problems of
+groups are drawn by chance instead: ``tools/check/group_costs.py`` judges the cost formula by what ``-o``
+writes, and fits it. The table has microseconds, TFLOP/s of the choice, and how many times as fast it is as
+each of the others. Results are checked against a product in f32 first; one that is wrong ends the run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -382,14 +382,15 @@ def _short(kernel: Any) -> str:
 def times(torch: Any, case: Case, flushed: Any, count: int) -> dict[str, float]:
     """Median time of each launch, from the start of its first kernel to the end of its last: microseconds."""
     launches = list(case.launches.values())
+    # In another order each turn, for the one before leaves the GPU hot or cool.
+    by_chance = random.Random(len(launches))  # noqa: S311 (nothing secret)
+    orders = [by_chance.sample(range(len(launches)), len(launches)) for _ in range(count)]
     kinds = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[kinds.CUDA]) as profiler:
-        for turn in range(count):
-            # Each begins a turn in its turn, for the one before leaves the GPU hot or cool.
-            for at in range(len(launches)):
-                flushed.zero_()
-                torch.cuda._sleep(case.wait)
-                launches[(turn + at) % len(launches)]()
+        for number in chain.from_iterable(orders):
+            flushed.zero_()
+            torch.cuda._sleep(case.wait)
+            launches[number]()
         torch.cuda.synchronize()
     found: list[list[Any]] = []
     events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
@@ -402,13 +403,10 @@ def times(torch: Any, case: Case, flushed: Any, count: int) -> dict[str, float]:
         raise SystemExit(
             f"{case.name}: {len(found)} launches in the profile, expected {count * len(launches)}"
         )
-    taken = [max(r.end for r in ranges) - min(r.start for r in ranges) for ranges in found]
-    return {
-        name: statistics.median(
-            taken[turn * len(launches) + (index - turn) % len(launches)] for turn in range(count)
-        )
-        for index, name in enumerate(case.launches)
-    }
+    taken: dict[int, list[float]] = {}
+    for number, ranges in zip(chain.from_iterable(orders), found, strict=True):
+        taken.setdefault(number, []).append(max(r.end for r in ranges) - min(r.start for r in ranges))
+    return {name: statistics.median(taken[number]) for number, name in enumerate(case.launches)}
 
 
 def errors(torch: Any, bundle: Any) -> str:

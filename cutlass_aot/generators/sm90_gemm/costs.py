@@ -18,7 +18,7 @@ def cost_of(operation: str, bits: int) -> str:
     ``bits`` are those of an element of A and B. Tiles take turns on the multiprocessors, and a tile along K
     takes what its products or its loads from the L2 cache take. The numbers were fitted to times of all
     kernels on an H200, on problems drawn at random and those of ``tools/bench/experts.py``; those of 16-bit
-    groups on an H100, on drawn problems alone (docs/results/experts.md).
+    groups on drawn problems alone (docs/results/experts.md).
     """
     if operation in GROUPED_EXTENTS:
         return cost_of_groups(operation, bits, group_times(operation, bits))
@@ -51,6 +51,10 @@ def _is_about(height: str, rows: int) -> str:
     return f"maximum(1 - maximum({height} - {rows}, {rows} - {height}) / {ROWS}, 0)"
 
 
+FEW_COLUMNS = 16
+"""Of an instruction whose products take :attr:`GroupTimes.exchanged` times as long beyond what they would."""
+
+
 class GroupTimes(NamedTuple):
     """What the cost formula of groups takes for known, fitted to times of one layout of groups.
 
@@ -60,7 +64,7 @@ class GroupTimes(NamedTuple):
         load: microseconds of a row or column of it.
         product: microseconds of an element of the tile of results.
         less: which part of the shorter of loads and products is not hidden behind the longer.
-        exchanged: how much longer products take where operands are exchanged.
+        exchanged: how much longer products take where operands are exchanged and a tile has few rows.
         one: how much longer they take where one warp group computes.
         three: how much less long they take where three do.
         shared: how much longer a step takes in a cluster.
@@ -103,10 +107,11 @@ _GROUP_TIMES = {
 """Of FP8, by operation."""
 
 _GROUP_TIMES_16_BIT = GroupTimes(
-    more=0.516, step=0.00495, load=4e-4, product=4.68e-6, less=2.63, exchanged=1.11, one=0.00665, three=0.151,
-    shared=0.326, tile=0.176, element=3.56e-5, turn=0.129, start=4.14, bandwidth=0.857, hidden=0.434,
+    more=0.523, step=0.00427, load=3.93e-4, product=3.79e-6, less=3.48, exchanged=1.27, one=0.00563,
+    three=0.11, shared=0.326, tile=0.142, element=3.29e-5, turn=0.552, start=3.98, bandwidth=0.863,
+    hidden=0.325,
 )  # fmt: skip
-"""Of 16-bit operands, fitted to groups that lie one after the other, on an H100."""
+"""Of 16-bit operands, fitted to groups that lie one after the other, on an H100 and then on an H200."""
 
 
 def group_times(operation: str, bits: int) -> GroupTimes:
@@ -129,9 +134,9 @@ def cost_of_groups(operation: str, bits: int, times: GroupTimes) -> str:
     blocks = f"{down} * ceil(N / {width} / cluster_shape_1) * {clusters}"
     loads = f"{times.load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
     warp_groups = f"(1 + {times.one} * {_is_about(height, 64)} - {times.three} * {_is_about(height, 192)})"
-    products = (
-        f"{times.product} * {height} * {width} * {warp_groups} * (1 + {times.exchanged} * swap_operands)"
-    )
+    # An instruction with few columns waits for its rows of A.
+    exchanged = f"(1 + {times.exchanged} * swap_operands * minimum({FEW_COLUMNS} / {height}, 1))"
+    products = f"{times.product} * {height} * {width} * {warp_groups} * {exchanged}"
     together = f"maximum({loads}, {products}) + {times.less} * minimum({loads}, {products})"
     step = f"({times.step} + {together}) * (1 + {times.shared} * minimum({clusters} - 1, 1))"
     tile = f"({times.tile} + {times.element} * {height} * {width})"

@@ -291,14 +291,16 @@ _SCALED_PERSISTENT = {
 _GROUPED_EXCHANGED = {
     (16, 128, 1, 1): "1x1x1",
     (32, 128, 1, 1): "1x1x1",
+    (96, 256, 1, 1): "1x1x1",
+    (136, 256, 1, 1): "1x1x1",
+    (152, 256, 1, 1): "1x1x1",
 }
-"""The same for groups of few rows."""
+"""The same for groups of few rows, and for groups of many that multiples of 128 do not fit."""
 
 _GROUPED = {
     (128, 128, 1, 1): "1x1x1",
     (128, 192, 1, 1): "1x1x1",
     (128, 256, 1, 1): "1x1x1",
-    (192, 128, 1, 1): "1x2x1",
 }
 """The same for groups."""
 
