@@ -72,7 +72,8 @@ struct selection {
   struct kernel kernels[];
 };
 
-/* A problem with what is the same for all kernels: matrices in megabytes, and whether rows begin within what memory is read by. */
+/* A problem, with what is the same for all kernels: megabytes of a row of A, of a column of B and of the output, and whether rows along K
+ * and rows of the output begin within a line or a sector of memory. */
 struct extents {
   double batch, m, n, k, a, b, out;
   int k_within_line, k_within_sector, n_within_line, n_within_sector;
@@ -96,7 +97,7 @@ static struct extents extents_of(const struct selection *selection, const struct
                           .n_within_sector = fmod(written, SECTOR_BYTES) != 0};
 }
 
-/* The estimated time, or anything that is not below `least` where the time is not: no more is computed than that takes. */
+/* The estimated time; infinity as soon as it cannot be below `least`, so that most kernels need no powers. */
 static double microseconds(const struct kernel *kernel, const struct extents *problem, double least) {
   const struct tiling *tiling = &kernel->tiling;
   const struct costs *costs = &kernel->costs;

@@ -51,8 +51,8 @@ def _is_about(height: str, rows: int) -> str:
     return f"maximum(1 - maximum({height} - {rows}, {rows} - {height}) / {ROWS}, 0)"
 
 
-FEW_COLUMNS = 16
-"""Of an instruction whose products take :attr:`GroupTimes.exchanged` times as long beyond what they would."""
+_FEW_COLUMNS = 16
+"""Columns of an instruction that waits for its rows of A; with more of them, the wait is a smaller part."""
 
 
 class GroupTimes(NamedTuple):
@@ -64,7 +64,7 @@ class GroupTimes(NamedTuple):
         load: microseconds of a row or column of it.
         product: microseconds of an element of the tile of results.
         less: which part of the shorter of loads and products is not hidden behind the longer.
-        exchanged: how much longer products take where operands are exchanged and a tile has few rows.
+        exchanged: how much longer products take where operands are exchanged and a tile has 16 rows.
         one: how much longer they take where one warp group computes.
         three: how much less long they take where three do.
         shared: how much longer a step takes in a cluster.
@@ -134,8 +134,7 @@ def cost_of_groups(operation: str, bits: int, times: GroupTimes) -> str:
     blocks = f"{down} * ceil(N / {width} / cluster_shape_1) * {clusters}"
     loads = f"{times.load} * ({height} / cluster_shape_1 + {width} / cluster_shape_0)"
     warp_groups = f"(1 + {times.one} * {_is_about(height, 64)} - {times.three} * {_is_about(height, 192)})"
-    # An instruction with few columns waits for its rows of A.
-    exchanged = f"(1 + {times.exchanged} * swap_operands * minimum({FEW_COLUMNS} / {height}, 1))"
+    exchanged = f"(1 + {times.exchanged} * swap_operands * minimum({_FEW_COLUMNS} / {height}, 1))"
     products = f"{times.product} * {height} * {width} * {warp_groups} * {exchanged}"
     together = f"maximum({loads}, {products}) + {times.less} * minimum({loads}, {products})"
     step = f"({times.step} + {together}) * (1 + {times.shared} * minimum({clusters} - 1, 1))"
