@@ -97,7 +97,7 @@ static struct extents extents_of(const struct selection *selection, const struct
                           .n_within_sector = fmod(written, SECTOR_BYTES) != 0};
 }
 
-/* The estimated time; infinity as soon as it cannot be below `least`, so that most kernels need no powers. */
+/* The estimated time; infinity as soon as it cannot be below `least`: most kernels stop before the powers of the overlap. */
 static double microseconds(const struct kernel *kernel, const struct extents *problem, double least) {
   const struct tiling *tiling = &kernel->tiling;
   const struct costs *costs = &kernel->costs;
@@ -119,7 +119,7 @@ static double microseconds(const struct kernel *kernel, const struct extents *pr
   else if (problem->n_within_line)
     moved += costs->partial_lines * problem->out;
   double memory = moved / costs->bandwidth * 1e3 * (1 + costs->unevenness * uneven);
-  if (costs->launch + memory >= least) return INFINITY;
+  if (!(costs->launch + memory < least)) return INFINITY;
   double active = (double)tiling->active_clusters * tiling->blocks_per_sm;
   double launched = active > 0 && active < clusters ? active : clusters;
   double waves = ceil(ceil(launched / kernel->places) * clusters / launched);
@@ -136,8 +136,8 @@ static double microseconds(const struct kernel *kernel, const struct extents *pr
     step *= sqrt(sqrt(1 + load * load * load * load));
   }
   double compute = whole * (costs->tile + ceil(problem->k / ((double)tiling->depth * tiling->split)) * step);
+  if (!(costs->launch + compute < least)) return INFINITY;
   double longer = fmax(compute, memory);
-  if (costs->launch + longer >= least) return INFINITY;
   return costs->launch + longer * pow(1 + pow(fmin(compute, memory) / longer, costs->overlap), 1 / costs->overlap);
 }
 

@@ -52,7 +52,8 @@ def _is_about(height: str, rows: int) -> str:
 
 
 _FEW_COLUMNS = 16
-"""Columns of an instruction that waits for its rows of A; with more of them, the wait is a smaller part."""
+"""Columns up to which an instruction of exchanged operands takes longer by all of
+:attr:`GroupTimes.exchanged`; with more columns, by a part that is inverse to them."""
 
 
 class GroupTimes(NamedTuple):
@@ -64,9 +65,12 @@ class GroupTimes(NamedTuple):
         load: microseconds of a row or column of it.
         product: microseconds of an element of the tile of results.
         less: which part of the shorter of loads and products is not hidden behind the longer.
-        exchanged: how much longer products take where operands are exchanged and a tile has 16 rows.
-        one: how much longer they take where one warp group computes.
-        three: how much less long they take where three do.
+        exchanged: how much longer products take where operands are exchanged and a tile has 16 rows; with
+            more rows, by less.
+        one: how much longer they take where one warp group computes; in part, for exchanged tiles of about 64
+            rows too.
+        three: how much less long they take where three do; in part, for exchanged tiles of about 192 rows
+            too. Of 16-bit operands, no others have such tiles.
         shared: how much longer a step takes in a cluster.
         tile: microseconds of a tile of results.
         element: microseconds of an element of it.
@@ -111,7 +115,8 @@ _GROUP_TIMES_16_BIT = GroupTimes(
     three=0.11, shared=0.326, tile=0.142, element=3.29e-5, turn=0.552, start=3.98, bandwidth=0.863,
     hidden=0.325,
 )  # fmt: skip
-"""Of 16-bit operands, fitted to groups that lie one after the other, on an H100 and then on an H200."""
+"""Of 16-bit operands, fitted to groups that lie one after the other, on an H100 and then on an H200. No
+design has a cluster now: ``shared`` is of an earlier fit."""
 
 
 def group_times(operation: str, bits: int) -> GroupTimes:

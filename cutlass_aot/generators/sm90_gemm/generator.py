@@ -295,7 +295,8 @@ _GROUPED_EXCHANGED = {
     (136, 256, 1, 1): "1x1x1",
     (152, 256, 1, 1): "1x1x1",
 }
-"""The same for groups of few rows, and for groups of many that multiples of 128 do not fit."""
+"""The same for groups: for few rows, and for some 1,000, where multiples of 128 leave the last
+wave nearly empty."""
 
 _GROUPED = {
     (128, 128, 1, 1): "1x1x1",

@@ -135,6 +135,7 @@ CASES = (
     (Problem("grouped_gemm", FP8, "tnt", "f32"), "128x128x128", "1x1x1", True),
     # Groups, one after the other and in a matrix each.
     (Problem("grouped_gemm", ("bf16", "bf16", "bf16"), "tnt", "f32"), "128x256x64", "1x1x1", True),
+    (Problem("grouped_gemm", ("f16", "f16", "f16"), "tnt", "f32"), "128x192x64", "1x1x1", True),
     (Problem("grouped_gemm", ("f16", "f16", "f16"), "tnt", "f32"), "152x256x64", "1x1x1", True),
     (Problem("masked_grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "16x128x128", "1x1x1", True),
     (Problem("grouped_gemm", FP8, "tnt", "f32", scales=SCALES), "128x160x128", "1x1x1", True),
