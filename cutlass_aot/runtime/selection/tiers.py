@@ -105,6 +105,8 @@ class Ranked:
 
     def extents(self) -> list[Extents]:
         """The problems of all groups."""
+        if len(self._rankings) == 1:
+            return list(self._rankings[0].problems.extents)
         return sorted({extents for ranking in self._rankings for extents in ranking.problems.extents})
 
     def nearest(self, extents: Extents) -> RankedProblem | None:

@@ -7,7 +7,7 @@ regression of a fit, or, where nothing was measured, derived from the design and
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import exp, log
+from math import exp, isfinite, log
 from typing import Annotated, Any
 
 from cutlass_aot.schema.codec import row, within
@@ -133,7 +133,8 @@ class Costs(NamedTuple):
 
 def check_costs(costs: Costs) -> None:
     """Refuse constants (ValueError) for which no time can be estimated."""
-    sound = all(_LEAST / 2 <= value <= 2 * _MOST for value in costs)
+    # A sum tells of what is not a number, which neither the least nor the most need be.
+    sound = isfinite(sum(costs)) and min(costs) >= _LEAST / 2 and max(costs) <= 2 * _MOST
     if not (sound and _LEAST_TAIL / 2 <= costs.tail <= 1 <= costs.overlap <= 2 * _MOST_OVERLAP):
         raise ValueError(f"impossible constants of the cost model: {costs}")
 

@@ -6,7 +6,8 @@ kernel of the group.
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from functools import partial
+from itertools import chain, repeat
 from math import inf
 from typing import Any
 
@@ -302,16 +303,23 @@ def _digests(given: Any) -> list[str]:
 
 
 def _encoded(rows: Any, measured: bool) -> dict[Extents, tuple[bytes, bytes]]:
-    found = {}
-    for (batch, m, n, k), positions, seconds in rows:
-        extents = Extents(batch, m, n, k)
-        if not all(type(extent) is int and 0 < extent <= MAX_EXTENT for extent in extents):
-            raise ValueError(f"impossible extents {extents}")
-        if not (isinstance(positions, bytes) and isinstance(seconds, bytes)) or len(positions) % 2:
-            raise ValueError(f"the problem {extents} has no positions, or half of one")
-        if len(seconds) != (2 * len(positions) if measured else 0):
-            raise ValueError(f"the problem {extents} has other numbers of kernels and times")
-        found[extents] = positions, seconds
+    """Positions and times by extents, checked by columns: a first launch waits for all problems."""
+    extents, positions, seconds = zip(*rows, strict=True) if rows else ((), (), ())
+    numbers = list(chain.from_iterable(extents))
+    if not (set(map(len, extents)) <= {4} and set(map(type, numbers)) <= {int}):
+        raise ValueError("the extents of a problem are not four integers")
+    if numbers and not 0 < min(numbers) <= max(numbers) <= MAX_EXTENT:
+        raise ValueError("the extents of a problem are impossible")
+    if not set(map(type, positions + seconds)) <= {bytes}:
+        raise ValueError("positions or times are not bytes")
+    if any(len(column) % 2 for column in positions):
+        raise ValueError("a problem has half of a position")
+    if list(map(len, seconds)) != [2 * len(column) if measured else 0 for column in positions]:
+        raise ValueError("a problem has other numbers of kernels and times")
+    # By the constructor of tuples: that of named tuples is slower, and counts the values, as was done above.
+    found = dict(
+        zip(map(partial(tuple.__new__, Extents), extents), zip(positions, seconds, strict=True), strict=True)
+    )
     if len(found) != len(rows):
         raise ValueError("a problem is ranked twice")
     return found
