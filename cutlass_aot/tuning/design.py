@@ -38,7 +38,7 @@ it computes 132 on an H100 or H200."""
 _LEAST_IN_A_WAVE = 768
 """Least k of such a problem: with less, the start and the end of a launch are most of it."""
 
-_FEW_COLUMNS = 8, 64
+_FEW_COLUMNS = 8, 256
 """Columns of an output with many rows and few columns, as of a low-rank adapter, or of a classifier."""
 
 _MANY_ROWS, _MANY_COLUMNS, _SHORT = 1024, 8192, 1024

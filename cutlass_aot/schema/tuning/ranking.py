@@ -113,6 +113,13 @@ def problem_of(operands: Sequence[OperandConstraint], extents: Mapping[str, int]
     return OwnExtents.of({name: extents[name] for name in extent_names(operands)})
 
 
+def names_problem(extents: Mapping[str, int], operands: Sequence[OperandConstraint]) -> bool:
+    """Whether these extents by name are those of kernels with these operands; a GEMM may lack its batch."""
+    names = {*extent_names(operands)}
+    optional = {GEMM_NAMES[0]} if are_of_gemm(operands) else set()
+    return names - optional <= extents.keys() <= names
+
+
 class RankedProblem(NamedTuple):
     """The kernels of one group for one problem, best first; kernels that are not listed rank last.
 

@@ -9,7 +9,7 @@
     batch = 4                           # or several; 1 by default
     m = 32                              # or several, instead of those at the top
 
-    [other_name]                        # problems of a kernel of one's own, with its extents
+    [other_name]                        # by the names of extents, also of a kernel of one's own
     T = [1, 4096]
     H = 128
 
@@ -41,7 +41,7 @@ _KEYS = ("batch", "groups", "m", "nk")
 class ShapeList:
     """At least one problem, each once, in the order of the file, with notes on ignored tables and keys.
 
-    ``own`` are extents by name, for operations that are not GEMMs.
+    ``own`` are extents by name, as operands have them: of GEMMs, or of other operations.
     """
 
     extents: tuple[Extents, ...]

@@ -157,6 +157,19 @@ def test_a_table_whose_names_no_kernel_has_is_told(run, here, gpu):
     assert errors.count("left out") == 1
 
 
+def test_problems_of_a_gemm_may_be_named_by_their_extents(run, here, gpu):
+    (here / "s.toml").write_text(
+        "[router]\nM = [8, 16]\nN = 64\nK = 128\n\n[batched]\nL = 2\nM = 8\nN = 64\nK = 128\n"
+    )
+    status, _, errors = run("small", "--shapes", "s.toml", "-o", "t.json")
+    assert status == 0, errors
+    assert "left out" not in errors
+    for group in read_tuning(here / "t.json").groups:
+        assert [problem.extents for problem in group.problems] == [
+            Extents(1, 8, 64, 128), Extents(1, 16, 64, 128), Extents(2, 8, 64, 128)
+        ]  # fmt: skip
+
+
 def test_a_bundle_is_measured_into_a_file(run, here, gpu):
     before = tree(here / "small")
     status, out, errors = run("small", "--shapes", "s.toml")
