@@ -235,16 +235,15 @@ def _output(group: GroupEntry, query: Query) -> OperandDescription:
 def _layouts(operands: Iterable[OperandDescription]) -> Iterator[str]:
     """Layout words that fit operands of rank 2 or more: where an extent is 1, one has more than one layout.
 
-    So has one without elements whose strides fit none.
+    So has one without elements, whose strides mean nothing.
     """
     letters = []
     for operand in operands:
         shape, strides = operand.shape, operand.strides
-        fitting = _ROW_MAJOR if strides[-1] == 1 or shape[-1] == 1 else ""
-        if strides[-2] == 1 or shape[-2] == 1:
+        empty = 0 in shape
+        fitting = _ROW_MAJOR if empty or strides[-1] == 1 or shape[-1] == 1 else ""
+        if empty or strides[-2] == 1 or shape[-2] == 1:
             fitting += _COLUMN_MAJOR
-        elif not fitting and 0 in shape:
-            fitting = _ROW_MAJOR + _COLUMN_MAJOR
         letters.append(fitting)
     return map("".join, product(*letters))
 

@@ -181,6 +181,13 @@ COLUMN = (
 )
 """Supported: the strides that are odd belong to modes of extent 1."""
 
+EMPTY = (
+    _described("f16", (1, 0), (0, -(2**40)), 0, None),
+    _described("f16", (0, 0), (1, 0), 0, None),
+    _described("f16", (1, 0), (0, 1), 0, None),
+)
+"""Supported: none has an element, and an extent of 1 fits one of the layouts."""
+
 REQUESTS = st.fixed_dictionaries(
     {},
     optional={
@@ -194,6 +201,7 @@ REQUESTS = st.fixed_dictionaries(
 
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tensors=problems() | problems() | problems() | anything(), request=REQUESTS)
+@example(tensors=EMPTY, request={})
 def test_only_kernels_that_support_the_operands_are_found(bundle, tensors, request):
     expected = {"accumulator": None, "operation": "gemm", "epilogue": "", "target": None, **request}
     # Without a target, the operands' GPU decides; this machine may have none.
