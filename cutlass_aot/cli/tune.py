@@ -224,7 +224,8 @@ def _measure(
     from cutlass_aot.manifest.toml import read_bytes
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.runtime.machine import cuda_driver
-    from cutlass_aot.schema.tuning.ranking import names_problem, problem_of
+    from cutlass_aot.schema.kernels.operands import extent_names
+    from cutlass_aot.schema.tuning.ranking import problem_of
     from cutlass_aot.schema.tuning.shapes import ShapeList, parse_shapes
     from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
     from cutlass_aot.tuning.design import design
@@ -238,10 +239,10 @@ def _measure(
     opened = open_bundle(bundle)
 
     def problems(operands: Operands) -> list[Extents]:
-        named = [problem_of(operands, own) for own in listed.own if names_problem(own, operands)]
-        if not is_gemm(operands):
-            return named
-        return list(dict.fromkeys((*listed.extents, *named, *design(operands, drawn))))
+        if is_gemm(operands):
+            return list(dict.fromkeys((*listed.extents, *design(operands, drawn))))
+        names = {*extent_names(operands)}
+        return [problem_of(operands, own) for own in listed.own if own.keys() == names]
 
     references = _references(opened, plugins)
     jobs, notes = plan(opened, filters, problems, cuda_driver.compute_capability(gpu), references)

@@ -13,7 +13,7 @@ from cutlass_aot.runtime.opened.filters import Filters
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.kernels.constraints import Operands
 from cutlass_aot.schema.kernels.operands import extent_names, packed, supports
-from cutlass_aot.schema.tuning.ranking import MOST_NAMES, Extents, names_problem, problem_names
+from cutlass_aot.schema.tuning.ranking import GEMM_NAMES, MOST_NAMES, Extents, problem_names
 from cutlass_aot.schema.tuning.tuned import applies, fits, objects_of
 from cutlass_aot.schema.tuning.tuning import TunedGroup, TunedKernel, TunedProblem, Tuning
 from cutlass_aot.tuning.reference_run import Reference
@@ -133,12 +133,14 @@ def plan(
 
 
 def unfitting(own: Iterable[Mapping[str, int]], bundle: Bundle) -> list[str]:
-    """Notes on problems by name whose names are those of no group of a bundle, as of a misspelt key."""
-    strange = dict.fromkeys(
-        tuple(problem)
-        for problem in own
-        if not any(names_problem(problem, group.operands) for group in bundle.groups)
-    )
+    """Notes on problems by name whose names are those of no group of a bundle, as of a misspelt key.
+
+    Where a bundle has GEMMs, those that a list takes for GEMMs are not among them.
+    """
+    known = [set(extent_names(group.operands)) for group in bundle.groups]
+    if any(is_gemm(group.operands) for group in bundle.groups):
+        known += [set(GEMM_NAMES), set(GEMM_NAMES[1:])]
+    strange = dict.fromkeys(tuple(problem) for problem in own if problem.keys() not in known)
     return [f"no kernel of {bundle.name} has the extents {', '.join(names)}: left out" for names in strange]
 
 

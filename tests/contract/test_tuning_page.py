@@ -26,7 +26,7 @@ def test_the_list_of_problems_is_one():
     (text,) = blocks("toml")
     found = parse_shapes(text.encode(), "docs/guides/tuning.md")
     assert found.notes == ()
-    assert len(found.extents) == 10 * 4 + 2 * 2
+    assert len(found.extents) == 10 * 4 + 2 * 2 + 3
     assert Extents(32, 1024, 128, 64) in found.extents
 
 

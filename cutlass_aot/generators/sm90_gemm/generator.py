@@ -236,8 +236,8 @@ _STRAIGHT = {
     (192, 128, 1, 1): "1x1x4",
     (256, 136, 1, 1): "1x2x1",
 }
-"""The same without an exchange: widths that leave few of 132 multiprocessors without a tile, and clusters
-whose blocks share both operands, for about one wave of tiles."""
+"""The same without an exchange: widths that leave few of 132 multiprocessors without a tile, clusters whose
+blocks share both operands, for about one wave of tiles, and clusters that share sums, for few tiles."""
 
 _EXCHANGED_PERSISTENT = {
     (136, 128, 1, 1): "1x1x1",

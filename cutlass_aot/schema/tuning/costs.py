@@ -133,7 +133,7 @@ class Costs(NamedTuple):
 
 def check_costs(costs: Costs) -> None:
     """Refuse constants (ValueError) for which no time can be estimated."""
-    # A sum tells of what is not a number, which neither the least nor the most need be.
+    # min() and max() can pass over a NaN, depending on its place; a sum cannot.
     sound = isfinite(sum(costs)) and min(costs) >= _LEAST / 2 and max(costs) <= 2 * _MOST
     if not (sound and _LEAST_TAIL / 2 <= costs.tail <= 1 <= costs.overlap <= 2 * _MOST_OVERLAP):
         raise ValueError(f"impossible constants of the cost model: {costs}")

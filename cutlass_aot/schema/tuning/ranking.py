@@ -113,13 +113,6 @@ def problem_of(operands: Sequence[OperandConstraint], extents: Mapping[str, int]
     return OwnExtents.of({name: extents[name] for name in extent_names(operands)})
 
 
-def names_problem(extents: Mapping[str, int], operands: Sequence[OperandConstraint]) -> bool:
-    """Whether these extents by name are those of kernels with these operands; a GEMM may lack its batch."""
-    names = {*extent_names(operands)}
-    optional = {GEMM_NAMES[0]} if are_of_gemm(operands) else set()
-    return names - optional <= extents.keys() <= names
-
-
 class RankedProblem(NamedTuple):
     """The kernels of one group for one problem, best first; kernels that are not listed rank last.
 
@@ -310,13 +303,15 @@ def _digests(given: Any) -> list[str]:
 
 
 def _encoded(rows: Any, measured: bool) -> dict[Extents, tuple[bytes, bytes]]:
-    """Positions and times by extents, checked by columns: a first launch waits for all problems."""
+    """Positions and times by extents; ValueError or TypeError if they are malformed."""
+    # By columns, since a process's first launch waits for all problems.
     extents, positions, seconds = zip(*rows, strict=True) if rows else ((), (), ())
+    if not set(map(len, extents)) <= {4}:
+        raise ValueError("the extents of a problem are not four")
     numbers = list(chain.from_iterable(extents))
-    if not (set(map(len, extents)) <= {4} and set(map(type, numbers)) <= {int}):
-        raise ValueError("the extents of a problem are not four integers")
-    if numbers and not 0 < min(numbers) <= max(numbers) <= MAX_EXTENT:
-        raise ValueError("the extents of a problem are impossible")
+    sound = set(map(type, numbers)) <= {int}
+    if numbers and not (sound and 0 < min(numbers) <= max(numbers) <= MAX_EXTENT):
+        raise ValueError(f"an extent of a problem is not an integer from 1 to {MAX_EXTENT}")
     if not set(map(type, positions + seconds)) <= {bytes}:
         raise ValueError("positions or times are not bytes")
     if any(len(column) % 2 for column in positions):

@@ -9,7 +9,12 @@
     batch = 4                           # or several; 1 by default
     m = 32                              # or several, instead of those at the top
 
-    [other_name]                        # by the names of extents, also of a kernel of one's own
+    [router]                            # the same by the names of extents, every combination
+    M = [1, 4096]
+    N = 256
+    K = 7168                            # and L for the batch
+
+    [other_name]                        # problems of a kernel of one's own, with its extents
     T = [1, 4096]
     H = 128
 
@@ -25,7 +30,7 @@ from math import prod
 from typing import Any
 
 from cutlass_aot.errors import ManifestError
-from cutlass_aot.schema.tuning.ranking import MAX_EXTENT, Extents
+from cutlass_aot.schema.tuning.ranking import GEMM_NAMES, MAX_EXTENT, Extents
 from cutlass_aot.schema.words import did_you_mean
 
 if sys.version_info >= (3, 11):
@@ -41,7 +46,7 @@ _KEYS = ("batch", "groups", "m", "nk")
 class ShapeList:
     """At least one problem, each once, in the order of the file, with notes on ignored tables and keys.
 
-    ``own`` are extents by name, as operands have them: of GEMMs, or of other operations.
+    ``own`` are extents by name, as operands have them; those of a GEMM are in ``extents`` too.
     """
 
     extents: tuple[Extents, ...]
@@ -75,8 +80,10 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
                 f"{what}: unknown key `{name}`: expected `m`, and tables with `nk` or with extents by name"
             )
         if table and not {*table} & {*_KEYS} and all(map(_is_extents, table.values())):
-            for problem in _own(table, name, what, MAX_PROBLEMS - len(own)):
+            for problem in _own(table, name, what, MAX_PROBLEMS - max(len(own), len(found))):
                 own.setdefault(tuple(sorted(problem.items())), problem)
+                if {*GEMM_NAMES[1:]} <= problem.keys() <= {*GEMM_NAMES}:
+                    found[Extents(*(problem.get(extent, 1) for extent in GEMM_NAMES))] = None
             continue
         if "nk" not in table:
             notes.append(f"{what}: table [{name}] has no `nk`: left out")
@@ -103,7 +110,8 @@ def shapes_of(document: Mapping[str, Any], what: str) -> ShapeList:
             found.update(dict.fromkeys(Extents(batch, m, n, k) for batch in batches for m in heights))
     if not found and not own:
         raise ManifestError(
-            f"{what}: no table has `nk`: expected one such as [layers] with nk = [[n, k]], and `m`"
+            f"{what}: no table has `nk`, or extents by name: expected one such as [layers] with nk = "
+            "[[n, k]] and `m`, or with M, N and K, and L for a batch"
         )
     return ShapeList(tuple(found), tuple(notes), tuple(own.values()))
 

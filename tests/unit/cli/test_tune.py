@@ -158,13 +158,16 @@ def test_a_table_whose_names_no_kernel_has_is_told(run, here, gpu):
 
 
 def test_problems_of_a_gemm_may_be_named_by_their_extents(run, here, gpu):
-    (here / "s.toml").write_text(
-        "[router]\nM = [8, 16]\nN = 64\nK = 128\n\n[batched]\nL = 2\nM = 8\nN = 64\nK = 128\n"
-    )
+    named = "[router]\nM = [8, 16]\nN = 64\nK = 128\n[batched]\nL = 2\nM = 8\nN = 64\nK = 128\n"
+    again = "[layers]\nnk = [[64, 128]]\nm = 8\n[lacking]\nM = 8\nN = 64\n"
+    (here / "s.toml").write_text(named + again)
     status, _, errors = run("small", "--shapes", "s.toml", "-o", "t.json")
     assert status == 0, errors
-    assert "left out" not in errors
-    for group in read_tuning(here / "t.json").groups:
+    assert "no kernel of small has the extents M, N: left out" in errors
+    assert errors.count("left out") == 1
+    groups = read_tuning(here / "t.json").groups
+    assert len(groups) == 2
+    for group in groups:
         assert [problem.extents for problem in group.problems] == [
             Extents(1, 8, 64, 128), Extents(1, 16, 64, 128), Extents(2, 8, 64, 128)
         ]  # fmt: skip

@@ -106,7 +106,10 @@ MISTAKES = {
         'heuristics = "x"\nshapes = [{ nk = [[1, 1]] }]',
         r"select.shapes\[0\]: `m` is missing",
     ),
-    "list without nk": ('heuristics = "x"\nshapes = [{ m = [1] }]', r"select.shapes\[0\]: no table has `nk`"),
+    "list without nk": (
+        'heuristics = "x"\nshapes = [{ m = [1] }]',
+        r"select.shapes\[0\]: no table has `nk`, or extents",
+    ),
     "list with a wrong pair": (
         'heuristics = "x"\nshapes = [{ m = [1], nk = [[1]] }]',
         r"select.shapes\[0\]: `table.nk\[0\]` is \[1\]: expected \[n, k\]",
@@ -139,7 +142,7 @@ def test_a_tuning_file_named_twice_is_refused(tmp_path):
 
 FILES = {
     "no TOML": ("m = [", "not valid TOML"),
-    "nothing": ("", "no table has `nk`: expected"),
+    "nothing": ("", "no table has `nk`, or extents by name: expected"),
     "no m": ("[a]\nnk = [[1, 2]]", "`m` is missing"),
     "zero": (
         "m = [0]\n[a]\nnk = [[1, 2]]",

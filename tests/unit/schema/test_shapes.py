@@ -100,7 +100,10 @@ def test_what_is_taken_otherwise_is_noted():
         ('m = [1]\n[a]\nnk = [["8", 8]]\n', "`a.nk[0]` has '8': expected a number"),
         ("m = [1]\n[a]\nbatch = -1\nnk = [[8, 8]]\n", "`a.batch` has -1: expected a number"),
         ("m = [1]\n[a]\nbatch = [1, 0]\nnk = [[8, 8]]\n", "`a.batch[1]` has 0: expected a number"),
-        ("m = [1]\n[a]\nmk = [[8, 8]]\n", "no table has `nk`: expected one such as [layers]"),
+        (
+            "m = [1]\n[a]\nmk = [[8, 8]]\n",
+            "no table has `nk`, or extents by name: expected one such as [layers]",
+        ),
         ("m = [1\n", "not valid TOML"),
     ],
 )

@@ -68,6 +68,7 @@ def test_a_share_of_them_has_many_rows_and_few_columns() -> None:
     all_of_them = design(operands, 200, few_tiles=0, about_a_wave=0, few_columns=1)
     assert len(all_of_them) == 200
     assert all(one.m >= 512 and 8 <= one.n <= 256 for one in all_of_them)
+    assert any(one.n > 128 for one in all_of_them)
     many, none = (
         sum(one.m >= 512 and one.n <= 256 for one in design(operands, 1000, few_columns=share))
         for share in (0.0625, 0)
