@@ -39,7 +39,7 @@ _LEAST_IN_A_WAVE = 768
 """Least k of such a problem: with less, the start and the end of a launch are most of it."""
 
 _FEW_COLUMNS = 8, 256
-"""Columns of an output with many rows and few columns, as of a low-rank adapter, or of a classifier."""
+"""Columns of an output with many rows and few columns, as of a low-rank adapter, a classifier or a router."""
 
 _MANY_ROWS, _MANY_COLUMNS, _SHORT = 1024, 8192, 1024
 """Least rows and columns of a large output, and the most k of a short sum."""

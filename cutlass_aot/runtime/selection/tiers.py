@@ -30,8 +30,8 @@ NEAR = 2.0
 DOUBT = 1.02
 """A kernel that was not measured at a problem has to be expected faster by this than the best that was.
 
-A compromise: where the fastest kernels are those without a time, because they came after the measurement,
-1.00 loses least; where kernels without a time are any, 1.03 does.
+The less it is, the sooner kernels are chosen that came after the measurement, which tend to be faster; the
+more, the less often an estimate wins that is too low.
 """
 
 _CORRECTING = 8
@@ -111,11 +111,9 @@ class Ranked:
         kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
         return RankedProblem(extents, kernels, tuple(times[digest] for digest in kernels))
 
-    def extents(self) -> list[Extents]:
+    def extents(self) -> set[Extents]:
         """The problems of all groups."""
-        if len(self._rankings) == 1:
-            return list(self._rankings[0].problems.extents)
-        return sorted({extents for ranking in self._rankings for extents in ranking.problems.extents})
+        return set().union(*(ranking.problems.extents for ranking in self._rankings))
 
     def nearest(self, extents: Extents) -> RankedProblem | None:
         """The nearest problem by the sum of octaves in all extents; None if none is within :data:`NEAR`."""
