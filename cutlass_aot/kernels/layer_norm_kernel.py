@@ -17,7 +17,7 @@ from cutlass_aot.kernels import rows
 from cutlass_aot.kernels.kept_rows import keep_packed, keep_row, wait_for
 from cutlass_aot.kernels.row_reductions import shared_numbers, sum_of_row
 from cutlass_aot.kernels.row_weights import begin_weights, weights_of
-from cutlass_aot.kernels.vectors import as_row, in_vectors, load, store, sum_of
+from cutlass_aot.kernels.vectors import as_row, floats, in_vectors, load_floats, store, sum_of
 
 STAGED_REGISTERS = 48
 """Registers of a thread by which the blocks of an SM are computed for a staged design: with these, no kernel
@@ -60,20 +60,20 @@ def layer_norm_kernel(
     total = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
         wait_for(kept, step)
-        part = sum_of(held[None, step].load().to(cutlass.Float32))
+        part = sum_of(floats(held[None, step]))
         total += rows.masked(step * row_threads + lane < count, part)
     for vector in cutlass.range(first, end, row_threads, unroll=1):
-        part = sum_of(load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32))
+        part = sum_of(load_floats(inputs, row, cutlass.min(vector, count - 1)))
         total += rows.masked(vector < count, part)
     keep_packed(kept)
     mean = sum_of_row(total, 0, design, shared) / columns
 
     squares = cutlass.Float32(0.0)
     for step in cutlass.range_constexpr(steps):
-        difference = held[None, step].load().to(cutlass.Float32) - mean
+        difference = floats(held[None, step]) - mean
         squares += rows.masked(step * row_threads + lane < count, sum_of(difference * difference))
     for vector in cutlass.range(first, end, row_threads, unroll=1):
-        difference = load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32) - mean
+        difference = load_floats(inputs, row, cutlass.min(vector, count - 1)) - mean
         squares += rows.masked(vector < count, sum_of(difference * difference))
     keep_packed(kept)
     factor = cute.math.rsqrt(sum_of_row(squares, 1, design, shared) / columns + eps)
@@ -82,18 +82,18 @@ def layer_norm_kernel(
         vector = step * row_threads + lane
         own = weights_of(gains, step, lane, count, design)
         if vector < writable:
-            values = (held[None, step].load().to(cutlass.Float32) - mean) * factor
+            values = (floats(held[None, step]) - mean) * factor
             store(outputs, row, vector, _scaled(values, own))
     for vector in cutlass.range(first, writable, row_threads, unroll=1):
-        values = (load(inputs, row, vector).to(cutlass.Float32) - mean) * factor
-        own = [load(source, 0, vector) for source in parameters]
+        values = (load_floats(inputs, row, vector) - mean) * factor
+        own = [load_floats(source, 0, vector) for source in parameters]
         store(outputs, row, vector, _scaled(values, own))
 
 
 def _scaled(values: Any, parameters: list[Any]) -> Any:
     """Values times the first of the parameters, the weight, plus the second, the bias, if there is one."""
-    found = values * parameters[0].to(cutlass.Float32)
-    return found + parameters[1].to(cutlass.Float32) if len(parameters) > 1 else found
+    found = values * parameters[0]
+    return found + parameters[1] if len(parameters) > 1 else found
 
 
 @cute.jit  # type: ignore[untyped-decorator]

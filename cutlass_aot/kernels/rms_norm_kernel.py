@@ -16,11 +16,15 @@ import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.kernels import fp8, rows
-from cutlass_aot.kernels.kept_rows import keep_packed, keep_row, wait_for
-from cutlass_aot.kernels.row_designs import WARP
+from cutlass_aot.kernels.kept_rows import KeptRow, keep_packed, keep_row, wait_for
+from cutlass_aot.kernels.row_designs import RowDesign
 from cutlass_aot.kernels.row_reductions import shared_numbers, sum_of_row
-from cutlass_aot.kernels.row_weights import begin_weights, weights_of
-from cutlass_aot.kernels.vectors import as_row, in_vectors, load, store, sum_of
+from cutlass_aot.kernels.row_weights import Weights, begin_weights, weights_of
+from cutlass_aot.kernels.vectors import as_row, floats, in_vectors, load_floats, store, sum_of
+
+STEPS_TOGETHER = 4
+"""Most steps of a row in registers whose scales are found together. Where the row is in shared memory, they
+are found one by one: there are fewer registers."""
 
 STAGED_REGISTERS = 48
 """Registers of a thread by which the blocks of an SM are computed for a staged design: with these, no kernel
@@ -28,18 +32,47 @@ spills."""
 
 
 def _normalised(values: Any, factor: Any, gain: Any) -> Any:
-    return values.to(cutlass.Float32) * factor * gain.to(cutlass.Float32)
+    return values * factor * gain
+
+
+def _normalised_steps(
+    kept: KeptRow, gains: Weights, steps: range, factor: Any, lane: Any, count: Any, design: RowDesign
+) -> list[Any]:
+    """What this thread keeps of a row, normalised, of some steps."""
+    found = []
+    for step in steps:
+        (gain,) = weights_of(gains, step, lane, count, design)
+        found.append(_normalised(floats(kept.vectors[None, step]), factor, gain))
+    return found
 
 
 @cute.jit  # type: ignore[untyped-decorator]
 def _write(
-    outputs: Any, scale: cute.Tensor | None, row: Any, vector: Any, writable: Any, values: Any
+    outputs: Any,
+    scale: cute.Tensor | None,
+    row: Any,
+    vector: Any,
+    step: cutlass.Constexpr,
+    writable: Any,
+    values: list[Any],
 ) -> None:
-    """Store f32 values as one vector, with the scale of their block of columns where there are scales."""
+    """Store f32 values as vectors, with the scales of their blocks of columns where there are scales.
+
+    Args:
+        outputs: the output, by :func:`.vectors.in_vectors`.
+        scale: (T, n / 128), or None.
+        row: the row.
+        vector: of the first.
+        step: vectors from one to the next.
+        writable: the first vector that is not stored.
+        values: vectors of f32.
+    """
     if cutlass.const_expr(scale is not None):
-        fp8.store_scaled(outputs, scale, row, vector, writable, values)
-    elif vector < writable:
-        store(outputs, row, vector, values)
+        fp8.store_scaled(outputs, scale, (row, vector), (0, step), (row + 1, writable), values)
+    else:
+        for i in cutlass.range_constexpr(len(values)):
+            if vector + i * step < writable:
+                store(outputs, row, vector + i * step, values[i])
 
 
 @cute.kernel  # type: ignore[untyped-decorator]
@@ -86,10 +119,10 @@ def rms_norm_kernel(
     for step in cutlass.range_constexpr(steps):
         vector = step * row_threads + lane
         wait_for(kept, step)
-        values = held[None, step].load().to(cutlass.Float32)
+        values = floats(held[None, step])
         if cutlass.const_expr(residual is not None):
             wait_for(to_add, step)
-            rounded = (values + added[None, step].load().to(cutlass.Float32)).to(dtype)
+            rounded = (values + floats(added[None, step])).to(dtype)
             held[None, step].store(rounded)
             values = rounded.to(cutlass.Float32)
             if vector < writable:
@@ -97,9 +130,9 @@ def rms_norm_kernel(
         total += rows.masked(vector < count, sum_of(values * values))
     for other in cutlass.range(first, end, row_threads, unroll=1):
         place = cutlass.min(other, count - 1)
-        found = load(inputs, row, place).to(cutlass.Float32)
+        found = load_floats(inputs, row, place)
         if cutlass.const_expr(residual is not None):
-            rounded = (found + load(residuals, row, place).to(cutlass.Float32)).to(dtype)
+            rounded = (found + load_floats(residuals, row, place)).to(dtype)
             found = rounded.to(cutlass.Float32)
             if other < writable:
                 store(sums, row, other, rounded)
@@ -109,22 +142,18 @@ def rms_norm_kernel(
     total = sum_of_row(total, 0, design, shared)
     factor = cute.math.rsqrt(total / cutlass.Float32(x.shape[1]) + eps)
 
-    for step in cutlass.range_constexpr(steps):
-        vector = step * row_threads + lane
-        (gain,) = weights_of(gains, step, lane, count, design)
-        values = _normalised(held[None, step].load(), factor, gain)
-        if cutlass.const_expr(scale is None or step == 0):
-            _write(outputs, scale, row, vector, writable, values)
-        elif vector - lane % WARP < count:
-            # Shuffles take all threads of a warp. Where none has a vector, they are left out; in the first
-            # step each row has one.
-            _write(outputs, scale, row, vector, writable, values)
+    together = 1 if scale is None or design.staged else min(steps, STEPS_TOGETHER)
+    for step in cutlass.range_constexpr(0, steps, together):
+        now = range(step, min(step + together, steps))
+        values = _normalised_steps(kept, gains, now, factor, lane, count, design)
+        _write(outputs, scale, row, step * row_threads + lane, row_threads, writable, values)
     for other in cutlass.range(first, end, row_threads, unroll=1):
         place = cutlass.min(other, count - 1)
         # What this thread wrote, where the residual may have been overwritten.
         source = inputs if residual is None else sums
-        found = _normalised(load(source, row, place), factor, load(weights, 0, place))
-        _write(outputs, scale, row, other, writable, found)
+        gain = load_floats(weights, 0, place)
+        found = _normalised(load_floats(source, row, place), factor, gain)
+        _write(outputs, scale, row, other, row_threads, writable, [found])
 
 
 @cute.jit  # type: ignore[untyped-decorator]

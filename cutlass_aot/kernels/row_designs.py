@@ -39,7 +39,16 @@ SM_REGISTERS, SM_SHARED_BYTES = 65536, 228 * 1024
 """Registers and shared memory of an SM that staged designs are made for: those of compute capability 9.0.
 Source: CUDA Programming Guide, "Technical Specifications per Compute Capability"."""
 
-IN_REGISTERS = ((256, 4), (16, 1), (32, 4), (128, 4), (512, 2), (512, 4), (1024, 4))
+IN_REGISTERS = (
+    (256, 4),
+    (16, 1),
+    (32, 4),
+    *((128, vectors) for vectors in (2, 3, 4, 6)),
+    *((256, vectors) for vectors in (3, 6)),
+    (512, 2),
+    (512, 4),
+    (1024, 4),
+)
 """Designs that keep a row in registers: up to 32,768 elements. The first is what a program under policy
 ``jit`` compiles."""
 

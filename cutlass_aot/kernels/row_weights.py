@@ -9,6 +9,7 @@ import cutlass.cute as cute
 
 from cutlass_aot.kernels.row_designs import RowDesign
 from cutlass_aot.kernels.rows import load_row
+from cutlass_aot.kernels.vectors import floats
 
 WEIGHT_REGISTERS = 16
 """Registers of a thread for weights, which are loaded together."""
@@ -63,9 +64,9 @@ def begin_weights(sources: list[Any], row: Any, lane: Any, count: Any, design: R
 
 
 def weights_of(weights: Weights, step: int, lane: Any, count: Any, design: RowDesign) -> list[Any]:
-    """The weights of a step."""
+    """The weights of a step, as f32."""
     together = weights.held[0].shape[1]
     if together < design.steps and step % together == 0:
         for source, own in zip(weights.sources, weights.held, strict=True):
             load_row(source, 0, step * design.threads + lane, count, own, design.threads, False)
-    return [own[None, step % together].load() for own in weights.held]
+    return [floats(own[None, step % together]) for own in weights.held]

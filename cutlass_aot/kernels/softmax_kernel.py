@@ -20,7 +20,7 @@ from cutlass_aot.kernels import rows
 from cutlass_aot.kernels.kept_rows import keep_packed, keep_row, wait_for
 from cutlass_aot.kernels.row_designs import WARP, RowDesign
 from cutlass_aot.kernels.row_reductions import share, shared_by_warps, shared_numbers
-from cutlass_aot.kernels.vectors import in_vectors, largest_of, load, store, sum_of
+from cutlass_aot.kernels.vectors import floats, in_vectors, largest_of, load_floats, store, sum_of
 
 LOWEST = -(2.0 - 2.0**-23) * 2.0**127
 """The lowest finite number of f32. A largest element starts from it and not from minus infinity, whose
@@ -78,13 +78,13 @@ def softmax_kernel(x: cute.Tensor, out: cute.Tensor, design: cutlass.Constexpr) 
     largest = cutlass.Float32(LOWEST)
     for step in cutlass.range_constexpr(steps):
         wait_for(kept, step)
-        part = largest_of(held[None, step].load().to(cutlass.Float32))
+        part = largest_of(floats(held[None, step]))
         known = step * row_threads + lane < count
         largest = cute.arch.fmax(largest, cutlass.select_(known, part, cutlass.Float32(LOWEST)))
     # Of what is not kept: the largest until now, and the sum of exponentials below it.
     ahead, below = cutlass.Float32(LOWEST), cutlass.Float32(0.0)
     for vector in cutlass.range(first, end, row_threads, unroll=1):
-        values = load(inputs, row, cutlass.min(vector, count - 1)).to(cutlass.Float32)
+        values = load_floats(inputs, row, cutlass.min(vector, count - 1))
         larger = cute.arch.fmax(ahead, largest_of(values))
         part = rows.masked(vector < count, sum_of(_exponentials(values, larger)))
         below = below * _exponential(ahead - larger) + part
@@ -95,7 +95,7 @@ def softmax_kernel(x: cute.Tensor, out: cute.Tensor, design: cutlass.Constexpr) 
 
     total = below * _exponential(ahead - largest)
     for step in cutlass.range_constexpr(steps):
-        part = sum_of(_exponentials(held[None, step].load().to(cutlass.Float32), largest))
+        part = sum_of(_exponentials(floats(held[None, step]), largest))
         total += rows.masked(step * row_threads + lane < count, part)
     keep_packed(kept)
     total = cute.arch.warp_reduction_sum(total, threads_in_group=group)
@@ -105,10 +105,10 @@ def softmax_kernel(x: cute.Tensor, out: cute.Tensor, design: cutlass.Constexpr) 
     for step in cutlass.range_constexpr(steps):
         vector = step * row_threads + lane
         if vector < writable:
-            values = held[None, step].load().to(cutlass.Float32)
+            values = floats(held[None, step])
             store(outputs, row, vector, _exponentials(values, largest) * factor)
     for vector in cutlass.range(first, writable, row_threads, unroll=1):
-        values = load(inputs, row, vector).to(cutlass.Float32)
+        values = load_floats(inputs, row, vector)
         store(outputs, row, vector, _exponentials(values, largest) * factor)
 
 

@@ -5,7 +5,8 @@ For a row t, with its gate and its up-projection::
     y = silu(gate) * up                       silu(v) = v / (1 + exp(-v)), all in f32
 
 which is stored as FP8 with a scale for each 128 columns (:mod:`.fp8`). The gate is the first half of the
-row's columns, or its even columns. A thread loads 64 bytes before it uses the first of them.
+row's columns, or its even columns. A thread has vectors of rows that follow each other, at the same columns,
+so that where the scales of a block of columns lie side by side, a warp writes those of several rows together.
 """
 
 from __future__ import annotations
@@ -16,24 +17,41 @@ import cutlass
 import cutlass.cute as cute
 
 from cutlass_aot.kernels import fp8
-from cutlass_aot.kernels.vectors import VECTOR, in_vectors, load
+from cutlass_aot.kernels.vectors import VECTOR, floats, in_vectors, load
 
-WARP = 32
 THREADS = 128
 LOADS = 4
-"""Vectors that a thread loads before it uses one."""
+"""Vectors that a thread loads before it uses one: of four rows, or of two whose gate is apart."""
 
 MASKED_ROWS = 64
-"""Blocks that share the rows of a group, of which few may count."""
+"""Rows of a group that are computed at a time where few may count."""
 
 
-def _pairs(loaded: Any) -> tuple[Any, Any]:
-    """The elements of even columns and those of odd columns of a vector, as f32."""
-    values = loaded.to(cutlass.Float32)
+def _rows_of_thread(alternating: bool) -> int:
+    return LOADS if alternating else LOADS // 2
+
+
+def _gates(held: Any, row: int, alternating: bool) -> tuple[Any, Any]:
+    """The gate and the up-projection of a row, as f32.
+
+    Args:
+        held: (vector, row), or with the gate in a half of its own (vector, gate and up-projection, row).
+        row: which of a thread's rows.
+        alternating: whether the gate is in the even columns of a vector.
+    """
+    if not alternating:
+        return floats(held[None, 0, row]), floats(held[None, 1, row])
+    values = floats(held[None, 0, row])
     even, odd = (cute.make_rmem_tensor(((1, VECTOR // 2),), cutlass.Float32) for _ in range(2))
     for i in range(VECTOR // 2):
         even[i], odd[i] = values[2 * i], values[2 * i + 1]
     return even.load(), odd.load()
+
+
+def _gated(held: Any, row: int, alternating: bool) -> Any:
+    """``silu(gate) * up`` of a row; see :func:`_gates`."""
+    gate, up = _gates(held, row, alternating)
+    return _silu(gate) * up
 
 
 @cute.kernel  # type: ignore[untyped-decorator]
@@ -44,7 +62,7 @@ def swiglu_kernel(
     counts: Any,
     alternating: cutlass.Constexpr,
 ) -> None:
-    """Compute a part of the columns of a row, or of every so many rows of a group.
+    """Compute a part of the columns of some rows, or of every so many rows of a group.
 
     Args:
         x: (G, T, 2n).
@@ -53,40 +71,27 @@ def swiglu_kernel(
         counts: (G) i32, the rows of each group that count, or None for all.
         alternating: whether the gate is in the even columns of ``x``, and not in its first half.
     """
-    thread, _, _ = cute.arch.thread_idx()
-    first, part, group = cute.arch.block_idx()
-    stride, _, _ = cute.arch.grid_dim()
-    elements = VECTOR // 2 if alternating else VECTOR
-    steps = LOADS if alternating else LOADS // 2
+    _, _, group = cute.arch.block_idx()
     inputs = in_vectors(x[group, None, None])
-    outputs = in_vectors(out[group, None, None], elements)
+    outputs = in_vectors(out[group, None, None], VECTOR // 2 if alternating else VECTOR)
     scales = scale[group, None, None]
-    count = out.shape[2] // elements
+    count = outputs.shape[1][1]
     end = out.shape[1]
     if cutlass.const_expr(counts is not None):
         end = cutlass.min(counts[group], end)
-    base = part * (steps * THREADS) + thread
+    rows = _rows_of_thread(alternating)
+    begin, vector, stride = fp8.own_place(count, rows, THREADS)
+    place = cutlass.min(vector, count - 1)
 
-    held = cute.make_rmem_tensor(((1, VECTOR), LOADS), x.element_type)
-    for row in cutlass.range(first, end, stride, unroll=1):
-        for step in cutlass.range_constexpr(steps):
-            place = cutlass.min(base + step * THREADS, count - 1)
-            if cutlass.const_expr(alternating):
-                held[None, step].store(load(inputs, row, place, True))
-            else:
-                held[None, 2 * step].store(load(inputs, row, place, True))
-                held[None, 2 * step + 1].store(load(inputs, row, place + count, True))
-        for step in cutlass.range_constexpr(steps):
-            vector = base + step * THREADS
-            # All threads of a warp take part in shuffles, or none does.
-            if vector - thread % WARP < count:
-                if cutlass.const_expr(alternating):
-                    gate, up = _pairs(held[None, step].load())
-                else:
-                    gate = held[None, 2 * step].load().to(cutlass.Float32)
-                    up = held[None, 2 * step + 1].load().to(cutlass.Float32)
-                y = _silu(gate) * up
-                fp8.store_scaled(outputs, scales, row, vector, count, y)
+    held = cute.make_rmem_tensor(((1, VECTOR), LOADS // rows, rows), x.element_type)
+    for first in cutlass.range(begin, end, stride, unroll=1):
+        for i in cutlass.range_constexpr(rows):
+            row = cutlass.min(first + i, end - 1)
+            held[None, 0, i].store(load(inputs, row, place, True))
+            if cutlass.const_expr(not alternating):
+                held[None, 1, i].store(load(inputs, row, place + count, True))
+        values = [_gated(held, i, alternating) for i in range(rows)]
+        fp8.store_scaled(outputs, scales, (first, vector), (1, 0), (end, count), values)
 
 
 def _silu(values: Any) -> Any:
@@ -127,12 +132,12 @@ def fused_swiglu(
     if cutlass.const_expr(counts is None):
         x, out, scale = _in_one_group(x), _in_one_group(out), _in_one_group(scale)
     groups, rows, columns = out.shape
-    blocks = rows
     if cutlass.const_expr(counts is not None):
-        blocks = cutlass.min(rows, MASKED_ROWS)
-    columns_of_block = THREADS * LOADS * VECTOR // 2
+        rows = cutlass.min(rows, MASKED_ROWS)
+    count = columns // (VECTOR // 2 if alternating else VECTOR)
+    turns = cute.ceil_div(rows, _rows_of_thread(alternating))
     swiglu_kernel(x, out, scale, counts, alternating).launch(
-        grid=(blocks, cute.ceil_div(columns, columns_of_block), groups),
+        grid=(fp8.blocks_of(count, turns, THREADS), 1, groups),
         block=(THREADS, 1, 1),
         stream=stream,
     )

@@ -402,15 +402,23 @@ class _Cluster:
             raise PtxError("a part of a warp does not take part")
 
     def _shfl(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
+        """Source: PTX ISA, "shfl.sync": lanes of a segment, whose bounds are in the last of the operands."""
         self._whole_warps(taken)
         lane = numpy.arange(self.count) % WARP
-        other = self._value(operands[2]).astype(numpy.int64)
-        if kinds[1] == "up" and operands[3] == "0":
-            source = numpy.where(lane >= other, lane - other, lane)
-        elif kinds[1] in ("bfly", "idx"):
-            source = lane ^ other if kinds[1] == "bfly" else other % WARP
+        other = self._value(operands[2]).astype(numpy.int64) % WARP
+        clamp = self._value(operands[3]).astype(numpy.int64)
+        segment, bound = clamp >> 8 & WARP - 1, clamp & WARP - 1
+        last = lane & segment | bound & ~segment
+        if kinds[1] == "up":
+            source, known = lane - other, lane - other >= last
+        elif kinds[1] == "bfly":
+            source, known = lane ^ other, lane ^ other <= last
+        elif kinds[1] == "idx":
+            source = lane & segment | other & ~segment
+            known = source <= last
         else:
             raise PtxError("unknown shuffle")
+        source = numpy.where(known, source, lane)
         value = self._value(operands[1])
         self._set(operands[0].split("|")[0], value[numpy.arange(self.count) // WARP * WARP + source], taken)
 

@@ -26,7 +26,7 @@ class Design(NamedTuple):
     staged: bool = False
 
 
-WIDE, SMALL, TINY, CLUSTER = (Design(row) for row in ((128, 4), (32, 4), (16, 1), (1024, 4)))
+WIDE, SMALL, TINY, CLUSTER = (Design(row) for row in ((128, 3), (32, 4), (16, 1), (1024, 4)))
 STAGED, LARGEST = Design((256, 8), True), Design((4096, 8), True)
 DESIGNS = (TINY, SMALL, WIDE, CLUSTER, STAGED)
 NORM = "cutlass_aot.kernels.rms_norm"
@@ -244,22 +244,28 @@ def silu(values):
     return values / (1 + numpy.exp(-values))
 
 
+def blocks_of_warps(rows, rows_of_warp, vectors):
+    """The blocks, of four warps, where each warp has some rows of 32 vectors."""
+    warps = -(-rows // rows_of_warp) * -(-vectors // 32)
+    return -(-warps // 4)
+
+
 @pytest.mark.parametrize("n", [128, 2048, 2176])
 def test_swiglu(kernels, random, n):
     x = bits(random((3, 2 * n)) * 3)
     scale = Tensor(empty((3, n // 128), numpy.float32), True, gap=1)
     operands = [Tensor(x, gap=8), Tensor(empty((3, n), numpy.uint8), True, gap=8), scale]
-    out, scales = kernels["swiglu"].launch(operands, (3, -(-n // 2048)))
+    out, scales = kernels["swiglu"].launch(operands, (blocks_of_warps(3, 2, n // 8),))
     check_fp8(out, scales, silu(exact(x)[:, :n]) * exact(x)[:, n:])
 
 
-@pytest.mark.parametrize("n", [128, 4096, 4224])
-def test_quantize(kernels, random, n):
-    x = bits(random((3, n)) * 3)
+@pytest.mark.parametrize(("rows", "n"), [(3, 128), (8, 256), (17, 1152)])
+def test_quantize(kernels, random, rows, n):
+    x = bits(random((rows, n)) * 3)
     x[1, :128] = 0
-    scale = Tensor(empty((3, n // 128), numpy.float32), True, gap=1)
-    operands = [Tensor(x, gap=8), Tensor(empty((3, n), numpy.uint8), True, gap=8), scale]
-    out, scales = kernels["quantize"].launch(operands, (3, -(-n // 4096)))
+    scale = Tensor(empty((rows, n // 128), numpy.float32), True, gap=1)
+    operands = [Tensor(x, gap=8), Tensor(empty((rows, n), numpy.uint8), True, gap=8), scale]
+    out, scales = kernels["quantize"].launch(operands, (blocks_of_warps(rows, 8, n // 8),))
     check_fp8(out, scales, exact(x))
 
 
@@ -271,7 +277,9 @@ def test_swiglu_of_groups_leaves_out_rows_that_do_not_count(kernels, random, gat
     operands = [
         Tensor(x), Tensor(empty((3, rows, n), numpy.uint8), True, gap=8), scale, Tensor(counts)
     ]  # fmt: skip
-    out, scales = kernels["swiglu", gate].launch(operands, (min(rows, 64), -(-n // 2048), 3))
+    shape = (2, n // 8) if gate == "halves" else (4, n // 4)
+    blocks = blocks_of_warps(min(rows, 64), *shape)
+    out, scales = kernels["swiglu", gate].launch(operands, (blocks, 1, 3))
     values = exact(x)
     halves = (values[..., :n], values[..., n:]) if gate == "halves" else (values[..., ::2], values[..., 1::2])
     for group, count in enumerate(counts):
