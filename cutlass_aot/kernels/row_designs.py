@@ -5,7 +5,7 @@ in registers, or in shared memory, to which bulk copies bring them. Registers ar
 rows, since nothing lies between memory and them. Shared memory is faster where there are many: more of them
 are on their way at once, 128 to 192 KB on an SM where registers take 64.
 
-Each design computes rows of any length. The cost formula takes one that keeps the whole row, if there is one,
+Each design computes rows of any length. The cost formula takes one that keeps the whole row, or most of it,
 with few threads and many loads each where there are many rows, and with many threads where there are few.
 """
 
@@ -72,10 +72,6 @@ LONGER_DESIGNS: Mapping[str, tuple[DesignValue, ...]] = {
 """The same for rows as long as a vocabulary."""
 
 
-NOT_KEPT = 10**9
-"""Clock cycles: more than a launch takes."""
-
-
 @dataclass(frozen=True)
 class RowDesign:
     """A design for an element type.
@@ -136,16 +132,15 @@ def cost(n: str, moved: str) -> str:
     """The cost formula, in clock cycles; ``row_0`` and ``row_1`` in it are the two numbers of ``row``.
 
     First the waves of blocks, times what another wave takes: the latency of memory as far as other rows do
-    not hide it, a little for each vector of a thread and for each warp of a row, that of a cluster where
-    there is one, and that of shared memory for a staged design. Then the longest of three times for the rows
-    of an SM: to move their bytes, to issue their instructions, and to begin and end them as many at a time as
-    there is room for. That is where staged designs are ahead, the more the faster the memory is. A design
-    that does not keep the whole row comes after all that do: few of its times were measured.
+    not hide it, a little for each vector of a thread and for each thread of a row, the vectors that are read
+    again, and the latency of shared memory for a staged design. Then the longer of two times for the rows of
+    an SM: to move their bytes, and to begin and end them as many at a time as there is room for. That is
+    where staged designs are ahead, the more the faster the memory is.
 
-    The constants were fitted to times of five kernels with bf16 on an H100, with 1 to 16,384 rows of 1,024 to
-    152,064 elements, so that what is taken needs 1.004 to 1.011 times as long as the fastest, and to times of
-    designs in registers on an H200 (docs/results/kernels.md). So is the room on an SM, as if threads of a
-    staged design had 34 registers. Kernels with f32 were not measured.
+    The constants were fitted to times of six kernels with bf16 on an H100 and an H200, with 16 to 16,384 rows
+    of 384 to 201,088 elements, so that what is taken needs 1.008 to 1.017 times as long as the fastest. So is
+    the room on an SM, as if threads of a staged design had 35 registers. ``tools/bench/gpu.py --part
+    designs`` prints it for other lengths. Kernels with f32 were not measured.
 
     Args:
         n: the number of elements of a row, by its name or a formula.
@@ -153,16 +148,13 @@ def cost(n: str, moved: str) -> str:
     """
     vectors = f"ceil({n} / {ELEMENTS} / row_0)"
     beyond = f"maximum(0, {vectors} - row_1)"
-    resident = f"minimum(2048, {SM_REGISTERS} / (34 * staged + (15 + 10 * row_1) * (1 - staged)))"
+    resident = f"minimum(2048, {SM_REGISTERS} / (35 * staged + (16 + 10 * row_1) * (1 - staged)))"
     return (
-        f"{NOT_KEPT} * minimum(1, {beyond})"
-        f" + ceil(T / sm_count / {resident} * row_0)"
-        f" * (490 + 40 * {vectors} + row_0 / 70 + 1500 * {beyond} + 870 * staged"
-        f" + 170 * minimum(1, maximum(0, row_0 / {MOST_BLOCK_THREADS} - 1)))"
+        f"ceil(T / sm_count / {resident} * row_0)"
+        f" * (820 + 23 * {vectors} + row_0 / 12 + 640 * {beyond} + 1620 * staged)"
         f" + T / sm_count * maximum("
-        f"1.18 * ({moved}) * {n} * sm_count * sm_mhz / memory_bandwidth / 1000 + row_0 * {beyond}, maximum("
-        f"row_0 / 128 * (40 + 57 * minimum(row_1, {vectors}) + 75 * staged + 200 * {beyond}),"
-        f" (7200 + 8000 * staged) * row_0 / {resident}))"
+        f"({moved}) * {n} * sm_count * sm_mhz / memory_bandwidth / 1000,"
+        f" (5400 + 10800 * staged) * row_0 / {resident} + 3.3 * row_0 * {beyond})"
     )
 
 
