@@ -7,8 +7,9 @@ For a block of 128 columns of a row::
 
 448 is the largest number of f8e4m3. Neighbouring threads of a warp share a block of columns, eight or four
 columns each, so that its maximum takes shuffles and no shared memory. A thread has vectors of several blocks,
-whose maxima are reduced together: of four blocks over 16 threads with five shuffles instead of sixteen, and
-each scale is divided by one thread, which hands it to the others.
+whose maxima are reduced together: for four blocks over 16 threads this takes five shuffles instead of
+sixteen. Each thread then computes the factor of one block, and another shuffle for each block hands it to
+the others.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ def as_fp8(out: Any) -> Any:
 def own_place(count: Any, rows: int, threads: int) -> tuple[Any, Any, Any]:
     """The place of this thread where each warp has some rows of as many vectors as it has threads.
 
-    Warps that follow each other have the same rows, as far as these go: memory is faster in that order.
+    Consecutive warps have the same rows and consecutive vectors, until the rows end: memory is faster in that
+    order.
 
     Args:
         count: vectors of a row.
-        rows: of a warp, one after the other.
+        rows: how many consecutive rows a warp has.
         threads: of a block, in a grid with :func:`blocks_of` blocks along x.
 
     Returns:
@@ -55,15 +57,15 @@ def own_place(count: Any, rows: int, threads: int) -> tuple[Any, Any, Any]:
     return warp // parts * rows, warp % parts * WARP + thread % WARP, blocks * warps // parts * rows
 
 
-def blocks_of(count: Any, turns: Any, threads: int) -> Any:
+def blocks_of(count: Any, groups: Any, threads: int) -> Any:
     """Blocks along x for :func:`own_place`.
 
     Args:
         count: vectors of a row.
-        turns: times as many rows as a warp has.
+        groups: groups of rows, one for a warp; the last may have fewer rows.
         threads: of a block.
     """
-    return cute.ceil_div(cute.ceil_div(count, WARP) * turns, threads // WARP)
+    return cute.ceil_div(cute.ceil_div(count, WARP) * groups, threads // WARP)
 
 
 def _store(outputs: Any, row: Any, vector: Any, values: Any) -> None:
@@ -116,12 +118,13 @@ def store_scaled(
     All threads of a warp have to call it, those too whose vectors are beyond the end and are not stored.
 
     Args:
-        outputs: the output, by :func:`.vectors.in_vectors`, of as many elements as a vector has.
+        outputs: the output, by :func:`.vectors.in_vectors`, of as many elements as each of ``values``.
         scale: (rows, columns / 128).
-        place: the row and the vector of the first. Threads that share a block of columns follow each other.
-        step: rows and vectors from one to the next.
+        place: the row and the vector of the first. Consecutive threads share a block of columns, the first of
+            which has the block's first vector.
+        step: rows and vectors from one to the next, whole blocks of columns.
         end: the first row, and the first vector of a row, that are not stored; whole blocks are before it.
-        values: vectors of f32, of some elements that divide 128.
+        values: vectors of f32, of some elements that divide 128; no more than threads share a block.
     """
     thread, _, _ = cute.arch.thread_idx()
     row, vector = place

@@ -63,7 +63,7 @@ def _write(
         scale: (T, n / 128), or None.
         row: the row.
         vector: of the first.
-        step: vectors from one to the next.
+        step: vectors from one to the next, if there are several.
         writable: the first vector that is not stored.
         values: vectors of f32.
     """

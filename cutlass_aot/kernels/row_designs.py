@@ -134,13 +134,14 @@ def cost(n: str, moved: str) -> str:
     First the waves of blocks, times what another wave takes: the latency of memory as far as other rows do
     not hide it, a little for each vector of a thread and for each thread of a row, the vectors that are read
     again, and the latency of shared memory for a staged design. Then the longer of two times for the rows of
-    an SM: to move their bytes, and to begin and end them as many at a time as there is room for. That is
-    where staged designs are ahead, the more the faster the memory is.
+    an SM: to move their bytes, or to begin and end them as many at a time as there is room for and to read
+    again what is not kept. That is where staged designs are ahead, the more the faster the memory is.
 
     The constants were fitted to times of six kernels with bf16 on an H100 and an H200, with 16 to 16,384 rows
-    of 384 to 201,088 elements, so that what is taken needs 1.008 to 1.017 times as long as the fastest. So is
-    the room on an SM, as if threads of a staged design had 35 registers. ``tools/bench/gpu.py --part
-    designs`` prints it for other lengths. Kernels with f32 were not measured.
+    of 384 to 201,088 elements, so that what is taken needs 1.008 to 1.017 times as long as the fastest. The
+    room on an SM was fitted too: threads of a staged design count as if they had 35 registers.
+    ``tools/bench/gpu.py --part designs`` prints how much longer than the fastest the chosen design takes.
+    Shorter rows and kernels with f32 were not measured.
 
     Args:
         n: the number of elements of a row, by its name or a formula.

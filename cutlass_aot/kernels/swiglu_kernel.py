@@ -24,7 +24,8 @@ LOADS = 4
 """Vectors that a thread loads before it uses one: of four rows, or of two whose gate is apart."""
 
 MASKED_ROWS = 64
-"""Rows of a group that are computed at a time where few may count."""
+"""Rows of a group that are computed at a time where few may count: of all warps of some blocks, so that none
+begins with rows that others have."""
 
 
 def _rows_of_thread(alternating: bool) -> int:
@@ -35,7 +36,8 @@ def _gates(held: Any, row: int, alternating: bool) -> tuple[Any, Any]:
     """The gate and the up-projection of a row, as f32.
 
     Args:
-        held: (vector, row), or with the gate in a half of its own (vector, gate and up-projection, row).
+        held: (vector, part, row). There is one part where the gate alternates; else the first part is the
+            gate, and the second the up-projection.
         row: which of a thread's rows.
         alternating: whether the gate is in the even columns of a vector.
     """
@@ -135,9 +137,9 @@ def fused_swiglu(
     if cutlass.const_expr(counts is not None):
         rows = cutlass.min(rows, MASKED_ROWS)
     count = columns // (VECTOR // 2 if alternating else VECTOR)
-    turns = cute.ceil_div(rows, _rows_of_thread(alternating))
+    row_groups = cute.ceil_div(rows, _rows_of_thread(alternating))
     swiglu_kernel(x, out, scale, counts, alternating).launch(
-        grid=(fp8.blocks_of(count, turns, THREADS), 1, groups),
+        grid=(fp8.blocks_of(count, row_groups, THREADS), 1, groups),
         block=(THREADS, 1, 1),
         stream=stream,
     )

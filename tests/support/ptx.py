@@ -404,6 +404,8 @@ class _Cluster:
     def _shfl(self, kinds: list[str], operands: tuple[str, ...], taken: Any) -> None:
         """Source: PTX ISA, "shfl.sync": lanes of a segment, whose bounds are in the last of the operands."""
         self._whole_warps(taken)
+        if self._signed(operands[4], 32).min() != -1:
+            raise PtxError("a shuffle over a part of a warp is not known")
         lane = numpy.arange(self.count) % WARP
         other = self._value(operands[2]).astype(numpy.int64) % WARP
         clamp = self._value(operands[3]).astype(numpy.int64)
