@@ -82,7 +82,7 @@ def test_without_any_measurement(groups: list[Group], tuning: Tuning) -> None:
     for group, candidates in groups:
         costs = candidates.derived(tuning.machine)
         found = Accuracy.of(regrets(candidates, costs, group.problems, tuning.machine), 1)
-        assert found.mean <= 1.07
+        assert found.mean <= 1.08
 
 
 def hidden(group: TunedGroup, candidates: Candidates) -> Iterator[tuple[TunedProblem, TunedProblem]]:
