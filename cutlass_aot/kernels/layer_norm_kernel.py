@@ -21,7 +21,7 @@ from cutlass_aot.kernels.vectors import as_row, floats, in_vectors, load_floats,
 
 STAGED_REGISTERS = 48
 """Registers of a thread by which the blocks of an SM are computed for a staged design: with these, no kernel
-spills."""
+for sm_90a spills."""
 
 
 @cute.kernel  # type: ignore[untyped-decorator]

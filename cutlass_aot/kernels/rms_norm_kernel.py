@@ -28,7 +28,7 @@ are found one by one: there are fewer registers."""
 
 STAGED_REGISTERS = 48
 """Registers of a thread by which the blocks of an SM are computed for a staged design: with these, no kernel
-spills."""
+for sm_90a spills."""
 
 
 def _normalised(values: Any, factor: Any, gain: Any) -> Any:
