@@ -148,8 +148,9 @@ def by_deep_gemm(
 
 def captured(torch: Any, layer: Callable[[], Any]) -> tuple[Any, Any]:
     """A graph of a layer, and its output."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    # Operands are written on the current stream.
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(3):
             layer()
     torch.cuda.synchronize()

@@ -86,11 +86,15 @@ def graph_seconds(
 ) -> float:
     """Seconds of one of some calls, which are captured in one CUDA graph: the median over replays.
 
+    The calls also run on another stream, after all that the GPU was given before.
+
     Args:
         calls: in the order of the graph.
         replays: that count, after a few that warm up.
         before: done before each replay, outside the time.
     """
+    # Operands are written on the current stream: indices of rows that are not there yet are any numbers.
+    torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         for call in calls:
             call()

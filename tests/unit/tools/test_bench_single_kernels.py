@@ -14,11 +14,14 @@ from tools.bench import single_kernels as bench  # noqa: E402
 
 
 class Gpu:
-    """A GPU on which a call takes the milliseconds that it is given, in a graph and out of it."""
+    """A GPU on which a call takes the milliseconds that it is given, in a graph and out of it.
+
+    ``log`` has the calls that run in graphs, ``before`` the waiting and the calls ahead of the first graph.
+    """
 
     def __init__(self):
         self.now = 0.0
-        self.log = []
+        self.log, self.before = [], []
         self.captured = None
         gpu = self
 
@@ -48,7 +51,8 @@ class Gpu:
             gpu.captured = None
 
         self.cuda = SimpleNamespace(
-            Event=Event, CUDAGraph=CUDAGraph, graph=graph, Stream=lambda: None, synchronize=lambda: None,
+            Event=Event, CUDAGraph=CUDAGraph, graph=graph, Stream=lambda: None,
+            synchronize=lambda: self.before.append("synchronize"),
             stream=lambda stream: contextlib.nullcontext(),
         )  # fmt: skip
 
@@ -56,6 +60,8 @@ class Gpu:
         def run():
             if self.captured is not None:
                 self.captured.append((name, ms))
+            else:
+                self.before.append(name)
 
         return run
 
@@ -71,6 +77,8 @@ def test_a_graph_is_replayed_after_what_comes_before_and_its_calls_share_its_tim
     seconds = bench.graph_seconds([gpu.call("a", 2.0), gpu.call("b", 4.0)], 2, flush)
     assert seconds == pytest.approx(3e-3)
     assert gpu.log == ["flush", "a", "b"] * (bench.WARM_UPS + 2)
+    # Operands are written on one stream and first read on another.
+    assert gpu.before == ["synchronize", "a", "b", "synchronize"]
 
 
 def test_the_fastest_kernel_of_each_layer_is_compared_with_cudnn(monkeypatch):
