@@ -1,4 +1,4 @@
-"""Launch the kernel cached for operands like these; else find one, launch it and cache the choice."""
+"""Launch the kernel that native code remembers or chooses for operands; else find one, to be remembered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cutlass_aot.runtime.launching.tensors import (
     native_classes,
     to_ffi,
 )
-from cutlass_aot.runtime.opened.finder import Finder, NamedOperands, NativeChoice
+from cutlass_aot.runtime.opened.finder import Finder, NamedOperands, NativeChoice, PreparedCall
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
@@ -95,8 +95,8 @@ class Dispatcher:
         self._caches: dict[Computation, Any] = {}
         # Classes whose instances native code takes directly; empty before the first launch on one.
         self._direct: frozenset[type] = frozenset()
-        # By the computation, element types, devices and layouts.
-        self._native_choices: dict[tuple[Any, ...], NativeChoice | None] = {}
+        # Of each computation, by element types, devices and layouts.
+        self._native_choices: dict[Computation, dict[tuple[Any, ...], NativeChoice | None]] = {}
         # The framework's function that tells whether gradients are recorded.
         self._gradients: Any = None
 
@@ -191,16 +191,14 @@ class Dispatcher:
         direct = self._direct
         if stream is None and direct and all(type(item) in direct or type(item) is float for item in given):
             cache = self._caches.get(computation)
-            if cache is not None and (
-                self._fast_path(cache, given, computation) or self._choose_and_launch(computation, given)
-            ):
+            if cache is not None and self._fast_path(cache, given, computation):
                 return
         # What was launched before has no wrong names.
         with NamedOperands(self._finder, computation.operation, named, options):
             self._find_and_launch(computation, given, stream, workspace)
 
     def _fast_path(self, cache: Any, operands: Sequence[Any], computation: Computation) -> bool:
-        """Launch what a dispatch cache has for operands that native code takes directly; False if nothing."""
+        """Launch what native code has or chooses for operands that it takes directly; False if nothing."""
         if self._gradients() and requires_gradient(operands):
             return False
         try:
@@ -210,22 +208,6 @@ class Dispatcher:
             if all(not is_torch(operand) or exports(operand) for operand in operands):
                 raise self._failure(error, operands, computation) from error
             return False
-
-    def _choose_and_launch(self, computation: Computation, operands: Sequence[Any]) -> bool:
-        """Launch what native code chooses for a problem that is not in a cache; False if it does not choose.
-
-        Native code takes the operands directly.
-        """
-        choice = self._native_choices.get(_like(computation, operands))
-        if choice is None or (self._gradients() and requires_gradient(operands)):
-            return False
-        number: int = choice.function(*operands)
-        kernel = choice.kernel(number) if number >= 0 else None
-        if kernel is None or kernel.workspace_bytes:
-            return False
-        kernel.launch(*operands)
-        self._remember(kernel, operands, computation, choice.ordinal)
-        return True
 
     def _find_and_launch(
         self, computation: Computation, operands: Sequence[Any], stream: Any, workspace: Any
@@ -256,33 +238,52 @@ class Dispatcher:
             return
         # The cache can only launch kernels without a workspace, with operands in the order of the call.
         if not kernel.workspace_bytes and order == tuple(range(len(operands))):
-            self._remember(kernel, operands, remembered, prepared.ordinal)
-            if len(operands) == 3 and all(map(exported, operands)):
-                like = _like(computation, operands)
-                if like not in self._native_choices:
-                    self._native_choices[like] = self._finder.native_choice(prepared)
+            self._remember(kernel, operands, remembered, prepared)
 
     def _remember(
-        self, kernel: KernelHandle, operands: Sequence[Any], computation: Computation, ordinal: int
+        self, kernel: KernelHandle, operands: Sequence[Any], computation: Computation, prepared: PreparedCall
     ) -> None:
-        """Have the dispatch cache launch this kernel for operands like these."""
+        """Have native code launch this kernel for operands like these, and where it chooses it for others."""
         launcher = self._launcher
         if launcher is None:
             return
-        cache = self._caches.get(computation)
-        if cache is None:
-            cache = native.function(launcher, "cutlass_aot_dispatch_cache")(self._alignment)
-            cache = self._caches.setdefault(computation, cache)
-            if computation == GEMM:
-                self._assign(cache, gemm=self.gemm, linear=self.linear)
+        cache = self._caches.get(computation) or self._make_cache(launcher, computation)
+        launch = kernel.native_function(prepared.ordinal)
+        choice = self._native_choice(cache, computation, prepared)
+        if choice is not None:
+            choice.learn(kernel, launch)
         # Without a stream: the memory is not read, so no stream has to wait.
         seen = (item if exported(item) else to_ffi(item) for item in operands)
-        if cache(*seen, kernel.native_function(ordinal)) > MAX_REMEMBERED:
+        if cache(*seen, launch) > MAX_REMEMBERED:
             # Only dropped here: other threads may be calling it.
             self._caches.pop(computation, None)
         if not self._direct and any(map(is_torch, operands)):
             self._gradients = sys.modules["torch"].is_grad_enabled
             self._direct = native_classes()
+
+    def _make_cache(self, launcher: Library, computation: Computation) -> Any:
+        """A new dispatch cache, which asks the native choices that are known."""
+        made = native.function(launcher, "cutlass_aot_dispatch_cache")(self._alignment)
+        for choice in self._native_choices.setdefault(computation, {}).values():
+            if choice is not None:
+                made(choice.function)
+        cache = self._caches.setdefault(computation, made)
+        if computation == GEMM:
+            self._assign(cache, gemm=self.gemm, linear=self.linear)
+        return cache
+
+    def _native_choice(
+        self, cache: Any, computation: Computation, prepared: PreparedCall
+    ) -> NativeChoice | None:
+        """What chooses in native code for operands like these, which the cache asks from now on."""
+        choices = self._native_choices[computation]
+        # What decides where operands are computed and by which group, as far as a glance tells.
+        like = tuple((of.dtype, of.device, of.strides[-1:] == (1,)) for of in prepared.query.operands)
+        if like not in choices:
+            made = self._finder.native_choice(prepared)
+            # The launcher of a bundle that an older release built does not ask it, and answers False.
+            choices[like] = None if made is None or cache(made.function) is False else made
+        return choices[like]
 
     def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:
         """Raise what the caller of a plain GEMM is to see of an error of native code."""
@@ -334,17 +335,6 @@ def _no_parameter(
 def in_order(computation: Computation, operands: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
     """The operands of a call, those given by name last, in order of their names."""
     return (*operands, *(named[name] for name in computation.names)) if named else tuple(operands)
-
-
-def _like(computation: Computation, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """What decides where operands are computed and by which group, as far as a glance tells."""
-    return (computation, *map(_glance, operands))
-
-
-def _glance(operand: Any) -> tuple[Any, ...] | None:
-    if type(operand) is float or not operand.dim():
-        return None
-    return operand.dtype, operand.get_device(), operand.stride(-1) == 1
 
 
 def _names(computation: Computation, count: int) -> list[str]:

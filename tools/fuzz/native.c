@@ -248,6 +248,25 @@ static void call_dispatch_cache(struct random *random) {
   TVMFFIObjectDecRef(choose);
 }
 
+/* Operands of a GEMM in f16, which is what every other selection is for: a and out by rows, b by columns. */
+static void any_product(struct random *random, struct any_arguments *arguments) {
+  int64_t m = 2 + below(random, 300), n = 2 + below(random, 300), k = 2 + below(random, 300);
+  int64_t extents[3][4] = {{m, k, k, 1}, {k, n, 1, k}, {m, n, n, 1}};
+  arguments->count = 3;
+  for (int position = 0; position < 3; position++) {
+    DLTensor *tensor = &arguments->tensors[position];
+    *tensor = (DLTensor){.device = {kDLCUDA, 0}, .ndim = 2, .dtype = {kDLFloat, 16, 1}};
+    tensor->shape = malloc(2 * sizeof *tensor->shape);
+    tensor->strides = malloc(2 * sizeof *tensor->strides);
+    memcpy(tensor->shape, extents[position], 2 * sizeof *tensor->shape);
+    memcpy(tensor->strides, extents[position] + 2, 2 * sizeof *tensor->strides);
+    if (one_in(random, 8)) tensor->shape[below(random, 2)] = any_number(random);
+    if (one_in(random, 8)) tensor->strides[below(random, 2)] = any_number(random);
+    arguments->given[position] = (TVMFFIAny){.type_index = kTVMFFIDLTensorPtr};
+    arguments->given[position].v_ptr = tensor;
+  }
+}
+
 static void call_select(struct random *random) {
   /* Sizes of select.c: a tiling, clusters, costs, traffic, a problem, three operands. */
   static const size_t items[] = {13 * 4, 2 * 8, 12 * 8, 3 * 8, 4 * 8, 3 * 5 * 8};
@@ -256,7 +275,8 @@ static void call_select(struct random *random) {
                            (size_t)below(random, 3), (size_t)below(random, 2)};
   TVMFFIAny arguments[7];
   TVMFFIByteArray bytes[6];
-  int derived = one_in(random, 3);
+  static const int64_t rules[] = {kDLFloat, 16, 1, 1, 1, kDLFloat, 16, 2, 1, 1, kDLFloat, 16, 1, 1, 1};
+  int derived = one_in(random, 3), of_product = one_in(random, 2);
   for (int index = 0; index < 6; index++) {
     size_t size = items[index] * counts[index] + (one_in(random, 64) ? 1 : 0);
     if (index == 2 && derived) size = 15 * 8;
@@ -270,26 +290,43 @@ static void call_select(struct random *random) {
       int64_t number = one_in(random, 8) ? any_number(random) : 1 + below(random, 2);
       memcpy(data + offset, &number, 8);
     }
+    if (index == 5 && of_product && size == sizeof rules) memcpy(data, rules, size);
     bytes[index] = (TVMFFIByteArray){data, size};
     arguments[index] = (TVMFFIAny){.type_index = size ? kTVMFFIByteArrayPtr : kTVMFFISmallBytes};
     if (size) arguments[index].v_ptr = &bytes[index];
   }
   arguments[6] = (TVMFFIAny){.type_index = kTVMFFIInt};
-  struct function *choose = make(__tvm_ffi_cutlass_aot_select, arguments, 7 - one_in(random, 64));
+  struct function *choose = make(__tvm_ffi_cutlass_aot_select, arguments, 7 - one_in(random, 64)), *function = NULL;
+  TVMFFIAny alignment = {.type_index = kTVMFFIInt};
+  alignment.v_int64 = 16;
+  struct function *cache = make(__tvm_ffi_cutlass_aot_dispatch_cache, &alignment, 1);
+  if (!cache || TVMFFIFunctionCreate(NULL, look, NULL, (TVMFFIObjectHandle *)&function)) fail("nothing was made");
   for (int turn = 0; choose && turn < 8; turn++) {
+    TVMFFIAny learnt[2] = {{.type_index = kTVMFFIInt}, {.type_index = kTVMFFIFunction}}, ignored = {.type_index = kTVMFFINone};
+    learnt[0].v_int64 = one_in(random, 4) ? any_number(random) : below(random, kernels);
+    learnt[1].v_obj = &function->head;
+    if (turn % 4 == 3) TVMFFIFunctionCall(choose, learnt, 2, &ignored);
+    learnt[1].v_obj = &choose->head;
+    if (turn == 1) TVMFFIFunctionCall(cache, &learnt[1], 1, &ignored);
     struct any_arguments given;
     static const int ranks[] = {2, 2, 2, 2};
-    any_arguments(random, &given, one_in(random, 8) ? below(random, 5) : 3, ranks);
+    if (of_product) any_product(random, &given);
+    else any_arguments(random, &given, one_in(random, 8) ? below(random, 5) : 3, ranks);
     TVMFFIAny numbers[4], result = {.type_index = kTVMFFINone};
     for (int index = 0; index < 4; index++) {
       numbers[index] = (TVMFFIAny){.type_index = kTVMFFIInt};
       numbers[index].v_int64 = any_number(random);
     }
+    TVMFFIFunctionCall(cache, given.given, given.count, &result);
+    result = (TVMFFIAny){.type_index = kTVMFFINone};
     TVMFFIFunctionCall(choose, given.given, given.count, &result);
+    if (result.type_index == kTVMFFIFunction) TVMFFIObjectDecRef(result.v_obj);
     TVMFFIFunctionCall(choose, numbers, 4, &result);
     if (result.type_index == kTVMFFIInt && (result.v_int64 < -1 || result.v_int64 >= kernels)) fail("a kernel that there is not was chosen");
     free_arguments(&given);
   }
+  TVMFFIObjectDecRef(function);
+  TVMFFIObjectDecRef(cache);
   if (choose) TVMFFIObjectDecRef(choose);
   for (int index = 0; index < 6; index++) free((char *)bytes[index].data);
 }

@@ -3,8 +3,10 @@
  * The choice of a kernel for operands like some seen before: two functions for TVM-FFI.
  *
  *     cutlass_aot_dispatch_cache(alignment) -> choose
- *     choose(operand...)          launches what is remembered for like operands, or returns false
+ *     choose(operand...)          launches what is remembered for like operands, or else what a selection launches, which it then
+ *                                 remembers; returns false if neither does
  *     choose(operand..., launch)  remembers launch for operands like these; returns how many it remembers
+ *     choose(selection)           asks this function of select.c from now on, after those before it; returns how many it remembers
  *
  * Like operands have the same element types, extents, strides and devices, and addresses that are equal modulo alignment; numbers
  * are alike if they are of one type, and None is like None.
@@ -23,6 +25,7 @@
 #include "arguments.h"
 
 #define HEADS 4096 /* chains of remembered choices; a power of two */
+#define MOST 65536 /* remembered of what selections launch, which may be chosen again each time */
 #define MAX_KEY (MAX_OPERANDS * (3 + 2 * MAX_RANK))
 
 /* ---- choose ---- */
@@ -35,9 +38,15 @@ struct choice {
   int64_t key[];
 };
 
+struct selection {
+  struct selection *next;
+  TVMFFIObjectHandle function;
+};
+
 struct dispatch_cache {
   int64_t alignment;
   int64_t count;
+  struct selection *selections;
   struct choice *heads[HEADS];
 };
 
@@ -107,18 +116,52 @@ static int remember(struct dispatch_cache *cache, const struct key *key, TVMFFIO
   return 0;
 }
 
+static int add(struct dispatch_cache *cache, TVMFFIObjectHandle function) {
+  struct selection *made = malloc(sizeof *made);
+  if (!made) return refuse("MemoryError", "out of memory");
+  TVMFFIObjectIncRef(function);
+  *made = (struct selection){NULL, function};
+  struct selection **last = &cache->selections, *next = NULL;
+  while (!__atomic_compare_exchange_n(last, &next, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    last = &next->next;
+    next = NULL;
+  }
+  return 0;
+}
+
+/* Launch what the first selection launches that can, and remember it. */
+static int select_and_launch(struct dispatch_cache *cache, const struct key *key, const TVMFFIAny *operands, TVMFFIAny *result) {
+  struct selection *selection = __atomic_load_n(&cache->selections, __ATOMIC_ACQUIRE);
+  for (; selection; selection = __atomic_load_n(&selection->next, __ATOMIC_ACQUIRE)) {
+    TVMFFIAny given[3], launched = {.type_index = kTVMFFINone};
+    memcpy(given, operands, sizeof given);
+    if (TVMFFIFunctionCall(selection->function, given, 3, &launched)) return -1;
+    if (launched.type_index != kTVMFFIFunction) continue;
+    int full = __atomic_load_n(&cache->count, __ATOMIC_RELAXED) >= MOST;
+    int failed = full ? 0 : remember(cache, key, launched.v_obj);
+    TVMFFIObjectDecRef(launched.v_obj);
+    result->type_index = kTVMFFINone;
+    return failed;
+  }
+  return_false(result);
+  return 0;
+}
+
 static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   struct dispatch_cache *cache = self;
   struct key key;
-  int teaching = count > 1 && arguments[count - 1].type_index == kTVMFFIFunction;
-  int known = make_key(cache, arguments, count - teaching, &key);
+  int teaching = count > 0 && arguments[count - 1].type_index == kTVMFFIFunction, operands = count - teaching;
+  int known = make_key(cache, arguments, operands, &key);
   if (teaching) {
-    if (known && remember(cache, &key, arguments[count - 1].v_obj)) return -1;
+    TVMFFIObjectHandle function = arguments[operands].v_obj;
+    if (!operands && add(cache, function)) return -1;
+    if (known && remember(cache, &key, function)) return -1;
     return_integer(result, __atomic_load_n(&cache->count, __ATOMIC_RELAXED));
     return 0;
   }
   const struct choice *choice = known ? recall(cache, &key) : NULL;
   if (!choice) {
+    if (known && operands == 3) return select_and_launch(cache, &key, arguments, result);
     return_false(result);
     return 0;
   }
@@ -137,6 +180,11 @@ static void forget(void *self) {
       free(choice);
       choice = next;
     }
+  }
+  for (struct selection *selection = cache->selections, *next; selection; selection = next) {
+    next = selection->next;
+    TVMFFIObjectDecRef(selection->function);
+    free(selection);
   }
   free(cache);
 }

@@ -3,9 +3,11 @@
  * The choice of a kernel for operands that were not seen before: the cost model, and whether a group serves a plain GEMM.
  *
  *     cutlass_aot_select(tilings, clusters, costs, traffic, measured, operands, device) -> choose
- *     choose(a, b, out)         the number of the kernel with the least estimated time, the first of equals; -1 if Python has to
- *                               decide, which knows more than is known here
- *     choose(batch, m, n, k)    the same for operands that are known to be served
+ *     choose(a, b, out)         launches the kernel with the least estimated time, the first of equals, and returns what launched
+ *                               it; the kernel's number if it is not known how to launch it; -1 if Python has to decide, which
+ *                               knows more than is known here
+ *     choose(batch, m, n, k)    the number of the kernel for operands that are known to be served
+ *     choose(number, launch)    from now on, the kernel of this number is launched by this function of launcher.c
  *
  * Arguments are bytes, but for the device, a CUDA ordinal:
  *
@@ -56,6 +58,7 @@ struct kernel {
   struct tiling tiling;
   struct costs costs;
   double places;
+  TVMFFIObjectHandle launch; /* NULL until it is known; it never changes then */
 };
 
 struct problem {
@@ -196,13 +199,45 @@ static int served(const struct selection *selection, const TVMFFIAny *arguments,
   return !bsearch(problem, selection->measured, selection->measured_count, sizeof *problem, by_bytes);
 }
 
-static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
-  const struct selection *selection = self;
+/* Launch the fastest kernel on operands. */
+static int launch_fastest(struct selection *selection, const TVMFFIAny *operands, TVMFFIAny *result) {
   struct problem problem;
-  if (count == 3) {
-    return_integer(result, served(selection, arguments, &problem) ? fastest(selection, &problem) : -1);
+  if (!served(selection, operands, &problem)) {
+    return_integer(result, -1);
     return 0;
   }
+  int64_t number = fastest(selection, &problem);
+  TVMFFIObjectHandle launch = __atomic_load_n(&selection->kernels[number].launch, __ATOMIC_ACQUIRE);
+  if (!launch) {
+    return_integer(result, number);
+    return 0;
+  }
+  TVMFFIAny given[3];
+  memcpy(given, operands, sizeof given);
+  if (TVMFFIFunctionCall(launch, given, 3, result)) return -1;
+  if (result->type_index != kTVMFFINone) return 0; /* it was not for this function */
+  TVMFFIObjectIncRef(launch);
+  return_function(result, launch);
+  return 0;
+}
+
+static int learn(struct selection *selection, const TVMFFIAny *arguments, TVMFFIAny *result) {
+  int64_t number = arguments[0].v_int64;
+  if (arguments[0].type_index != kTVMFFIInt || number < 0 || (size_t)number >= selection->kernel_count)
+    return refuse("TypeError", "expected the number of a kernel");
+  TVMFFIObjectHandle launch = arguments[1].v_obj, none = NULL;
+  TVMFFIObjectIncRef(launch);
+  if (!__atomic_compare_exchange_n(&selection->kernels[number].launch, &none, launch, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    TVMFFIObjectDecRef(launch);
+  result->type_index = kTVMFFINone;
+  return 0;
+}
+
+static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+  struct selection *selection = self;
+  struct problem problem;
+  if (count == 3) return launch_fastest(selection, arguments, result);
+  if (count == 2 && arguments[1].type_index == kTVMFFIFunction) return learn(selection, arguments, result);
   if (count != 4) return refuse("TypeError", "expected three operands, or batch, m, n and k");
   int64_t extents[4];
   for (int position = 0; position < 4; position++) {
@@ -213,6 +248,13 @@ static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
   memcpy(&problem, extents, sizeof problem);
   return_integer(result, fastest(selection, &problem));
   return 0;
+}
+
+static void forget(void *self) {
+  struct selection *selection = self;
+  for (size_t index = 0; index < selection->kernel_count; index++)
+    if (selection->kernels[index].launch) TVMFFIObjectDecRef(selection->kernels[index].launch);
+  free(selection);
 }
 
 /* ---- making one ---- */
@@ -311,7 +353,7 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
     free(made);
     return refuse("ValueError", "impossible tiling or operand");
   }
-  if (TVMFFIFunctionCreate(made, choose, free, &function)) {
+  if (TVMFFIFunctionCreate(made, choose, forget, &function)) {
     free(made);
     return -1;
   }

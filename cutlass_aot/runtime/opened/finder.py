@@ -232,15 +232,17 @@ class NativeChoice(NamedTuple):
     """Chooses a kernel in native code, for plain GEMMs on operands like those of some call.
 
     Attributes:
-        function: takes the three operands; returns the number of the kernel, or -1 if :class:`Finder` has to
-            decide.
-        kernel: gives the kernel of a number.
-        ordinal: the GPU's.
+        function: launches the kernel that it chooses for three operands, if it knows how to launch it.
+        digests: of the kernels, by the numbers that ``function`` has for them.
     """
 
     function: Any
-    kernel: Callable[[int], KernelHandle]
-    ordinal: int
+    digests: Sequence[str]
+
+    def learn(self, kernel: KernelHandle, launch: Any) -> None:
+        """Have native code launch a kernel by this function where it chooses it."""
+        if kernel.digest in self.digests:
+            self.function(self.digests.index(kernel.digest), launch)
 
 
 class PreparedCall(NamedTuple):
@@ -398,8 +400,7 @@ class Finder:
             # Their author's formula chooses, which native code does not know.
             return None
         function = serving.function(launcher, ordinal, candidates, constants, machine)
-        handles, position = self.handles(entries[0]), candidates.table.position
-        return NativeChoice(function, lambda number: handles[position(number)], ordinal)
+        return NativeChoice(function, candidates.digests)
 
     def _matches(
         self, call: PreparedCall, target: str | None, gpu: str | None, *, first: bool = False

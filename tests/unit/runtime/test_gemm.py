@@ -211,111 +211,127 @@ def test_slices_and_broadcasts_take_the_fast_path(bundle: Bundle, fast_path: Cal
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Shapes for which native code is asked to choose, which here believes that tensors are on GPU 0.
-
-    It does not choose for 5 rows.
-    """
+def sought(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the outputs for which a kernel was sought in Python."""
     shapes: list[tuple[int, ...]] = []
-    real = Finder.native_choice
+    real = Finder.best
 
-    def native_choice(self: Finder, call: Any) -> Any:
-        found = real(self, call)
+    def best(self: Finder, call: Any) -> KernelHandle:
+        shapes.append(call.query.operands[2].shape)
+        return real(self, call)
 
-        def choose(a: Any, b: Any, out: Any) -> int:
-            shapes.append((*a.shape, b.shape[-1]))
-            assert found is not None
-            batch = a.shape[0] if a.dim() == 3 else 1
-            extents = (batch, a.shape[-2], b.shape[-1], a.shape[-1])
-            return -1 if a.shape[-2] == 5 else int(found.function(*extents))
-
-        return None if found is None else found._replace(function=choose)
-
-    monkeypatch.setattr(Finder, "native_choice", native_choice)
+    monkeypatch.setattr(Finder, "best", best)
     return shapes
+
+
+def run_on_gpu(bundle: Bundle, *shape: int, layout: str = "ttt", **how: Any) -> None:
+    """Compute a product of arrays that claim to be on a GPU, as native code sees them."""
+    a, b, out, product = arrays(*shape, layout=layout)
+    bundle.gemm(*on_gpu(a, b, out), **how)
+    np.testing.assert_allclose(out, product, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["ttt", "tnt"])
 def test_native_code_chooses_for_a_problem_not_seen_before(
-    bundle: Bundle, fast_path: Callable[..., None], chosen: list[tuple[int, ...]], layout: str
+    bundle: Bundle, sought: list[tuple[int, ...]], layout: str
 ) -> None:
-    a, b, out, product = problem(8, 12, 16, layout=layout)
-    bundle.gemm(a, b, out)
-    close(out, product)
-    for kernel in bundle.find(a, b, out):
-        kernel.launch(a, b, out)
-    fast_path("_find_and_launch")
-    for shape in ((16, 20, 8), (3, 8, 20, 16)):
-        for seed in (2, 3):
-            a, b, out, product = problem(*shape, layout=layout, seed=seed)
-            assert bundle.gemm(a, b, out) is None
-            close(out, product)
-    # Each once: the second time, the choice is remembered.
-    assert chosen == [(16, 8, 20), (3, 8, 16, 20)]
+    a, b, out, _ = arrays(8, 12, 16, layout=layout)
+    kernels = len(bundle.find(*on_gpu(a, b, out)))
+    shapes = [(4 * number, 8 + 4 * (number % 5), 12) for number in range(2, 30)]
+    for _ in range(2):
+        for shape in (*shapes, *((3, *shape) for shape in shapes)):
+            run_on_gpu(bundle, *shape, layout=layout)
+    # No more than once for each kernel, which Python has to launch before native code can.
+    assert 1 <= len(sought) <= kernels
 
 
-def test_python_chooses_where_native_code_does_not(
-    bundle: Bundle, chosen: list[tuple[int, ...]], fast_path: Callable[..., None]
-) -> None:
-    for shape in ((8, 12, 16), (5, 12, 16)):
-        a, b, out, product = problem(*shape)
-        bundle.gemm(a, b, out)
-        close(out, product)
-    assert chosen == [(5, 16, 12)]
+def test_python_chooses_where_native_code_does_not(bundle: Bundle, sought: list[tuple[int, ...]]) -> None:
+    run_on_gpu(bundle, 8, 12, 16)
+    # Of one row native code cannot tell how it lies.
+    run_on_gpu(bundle, 1, 12, 16)
+    run_on_gpu(bundle, 16, 12, 16)
+    assert sought == [(8, 12), (1, 12)]
     # Other layouts, element types and computations have a choice of their own.
-    a, b, out, product = problem(8, 12, 16, layout="tnt")
+    run_on_gpu(bundle, 8, 12, 16, layout="tnt")
+    run_on_gpu(bundle, 8, 16, 16, accumulator="f64")
+    assert sought[2:] == [(8, 12), (8, 16)]
+    # torch's tensors are on the host, as native code sees them.
+    a, b, out, product = problem(24, 12, 16)
     bundle.gemm(a, b, out)
     close(out, product)
-    bundle.gemm(a.detach(), b, out, accumulator="f32")
-    a, b, out, product = problem(8, 16, 16)
-    bundle.gemm(a, b, out, accumulator="f64")
-    assert chosen == [(5, 16, 12)]
+    assert sought[4:] == [(24, 12)]
 
 
-def test_native_code_is_not_asked_where_gradients_are_recorded(
-    bundle: Bundle, chosen: list[tuple[int, ...]]
+def test_what_was_learnt_is_kept_when_what_was_remembered_is_dropped(
+    bundle: Bundle, sought: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b, out, _ = problem(8, 12, 16)
-    bundle.gemm(a, b, out)
-    a, b, out, _ = problem(16, 12, 16)
-    with pytest.raises(OperandError, match="requires a gradient"):
-        bundle.gemm(a.requires_grad_(), b, out)
-    assert chosen == []
+    monkeypatch.setattr(dispatch, "MAX_REMEMBERED", 1)
+    run_on_gpu(bundle, 8, 12, 16)
+    # Another layout asks Python, and is one choice too many.
+    run_on_gpu(bundle, 1, 12, 16)
+    assert bundle._dispatcher._caches == {}
+    run_on_gpu(bundle, 1, 16, 16)
+    for m in (24, 32, 40):
+        run_on_gpu(bundle, m, 12, 16)
+    assert sought == [(8, 12), (1, 12), (1, 16)]
 
 
-def test_wrong_operands_are_refused_alike_where_native_code_chooses(
-    bundle: Bundle, chosen: list[tuple[int, ...]]
+def test_a_launcher_of_an_older_release_does_not_choose(
+    bundle: Bundle, sought: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b, out, _ = problem(8, 12, 16)
-    bundle.gemm(a, b, out)
-    for wrong in ((a, b, out, 2.0), (a, b, out, out, out), (a, torch.tensor(2.0), out)):
+    real = native.function
+
+    def function(launcher: Any, symbol: str) -> Any:
+        found = real(launcher, symbol)
+        if symbol != "cutlass_aot_dispatch_cache":
+            return found
+
+        def make(alignment: int) -> Any:
+            cache = found(alignment)
+            return lambda *operands: False if len(operands) == 1 else cache(*operands)
+
+        return make
+
+    monkeypatch.setattr(native, "function", function)
+    monkeypatch.setattr(Dispatcher, "_assign", lambda *_, **__: None)
+    for _ in range(2):
+        run_on_gpu(bundle, 8, 12, 16)
+        run_on_gpu(bundle, 16, 12, 16)
+    assert sought == [(8, 12), (16, 12)]
+
+
+def test_wrong_operands_are_refused_alike_where_native_code_chooses(bundle: Bundle) -> None:
+    run_on_gpu(bundle, 8, 12, 16)
+    a, b, out = on_gpu(*arrays(8, 12, 16)[:3])
+    for wrong in ((a, b, out, 2.0), (a, b, out, out, out), (a, *on_gpu(np.array(2.0, np.float32)), out)):
         with pytest.raises(KernelNotFound):
             bundle.run("gemm", *wrong)
-    assert chosen == []
 
 
-def test_element_types_that_torch_does_not_export_are_not_chosen_for(
-    bundle: Bundle, chosen: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+def test_element_types_that_torch_does_not_export_are_found_in_python(
+    bundle: Bundle, sought: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "exported", lambda tensor: False)
     for m in (8, 16):
         a, b, out, product = problem(m, 12, 16)
         bundle.gemm(a, b, out)
         close(out, product)
-    assert chosen == []
+    assert sought == [(8, 12), (16, 12)]
 
 
-def test_a_workspace_is_checked_where_native_code_could_choose(
-    host_bundle: Path, claims: None, chosen: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+def test_kernels_with_a_workspace_are_launched_by_python_alone(
+    bundle: Bundle, sought: list[tuple[int, ...]]
 ) -> None:
-    bundle = cutlass_aot.open(host_bundle)
-    a, b, out, _ = problem(8, 12, 16)
-    bundle.gemm(a, b, out)
-    monkeypatch.setattr(KernelHandle, "workspace_bytes", 64)
-    a, b, out, _ = problem(16, 12, 16)
-    with pytest.raises(OperandError, match="the workspace is unsupported"):
-        bundle.gemm(a, b, out, workspace=torch.zeros(1, dtype=torch.uint8))
-    assert chosen == [(16, 16, 12)]
+    workspace = np.zeros(256, np.uint8)
+    workspace = workspace[-workspace.ctypes.data % 128 :][:64]
+    for m in (8, 16):
+        a, b, _, product = arrays(m, 12, 16, layout="tnt")
+        out = np.full((12, m), np.nan, np.float32).T
+        bundle.gemm(*on_gpu(a, b, out), workspace=ClaimsCuda(workspace, "u8"))
+        np.testing.assert_allclose(out, product, rtol=1e-5, atol=1e-5)
+        with pytest.raises(OperandError, match="the workspace is unsupported"):
+            bundle.gemm(*on_gpu(a, b, out), workspace=ClaimsCuda(workspace[:8], "u8"))
+    assert sought == [(8, 12), (8, 12), (16, 12), (16, 12)]
 
 
 def test_groups_that_could_serve_too_are_not_left_out(

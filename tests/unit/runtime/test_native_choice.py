@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from struct import pack
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.runtime.opened import native_choice
 from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
-from cutlass_aot.schema.kernels.operands import OperandDescription, supports
+from cutlass_aot.schema.kernels.operands import OperandDescription, describe, supports
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
 from cutlass_aot.schema.tuning.ranking import Extents
@@ -28,6 +29,8 @@ from tests.support.native_launcher import GEMM, Native, Refused, product, tensor
 
 TRAFFIC = Traffic(1, 1, 2, 8)
 H200 = Machine(132, 1980, 4917)
+MOST = 65536
+"""Choices of selections that a dispatch cache remembers."""
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +226,168 @@ def test_what_native_code_chooses_for_is_supported(
     elif supported:
         one = any(1 in operand.shape[-2:] for operand in operands)
         assert one or any(0 in operand.strides for operand in operands)
+
+
+# -- launching ----------------------------------------------------------------------------------------------
+
+
+def learnt(native: Native, seed: int = 2, kernel: str = "record") -> tuple[Any, Any]:
+    """A selection that launches each kernel by one function, and that function."""
+    candidates, costs = some_candidates(seed)
+    choose, launch = selection(native, candidates, costs), native.launch(GEMM, kernel)
+    for number in range(len(costs)):
+        assert choose(number, launch) is None
+    return choose, launch
+
+
+def test_a_kernel_is_launched_once_it_is_known_how(native: Native) -> None:
+    candidates, costs = some_candidates(2)
+    choose, launch = selection(native, candidates, costs), native.launch(GEMM)
+    given = tensors(*product(m=96, n=64, k=48))
+    number = choose(*given)
+    choose(number + 1, launch)
+    native.count.value = -1
+    assert choose(*given) == number
+    assert native.count.value == -1
+    choose(number, launch)
+    assert choose(*given).handle == launch.handle
+    # As compiled code takes them: with the batch.
+    assert [seen.shape for seen in native.seen[: native.count.value]] == [
+        (1, 96, 48),
+        (1, 48, 64),
+        (1, 96, 64),
+    ]
+    # What Python has to decide about is not launched.
+    native.count.value = -1
+    assert choose(*tensors(*product(m=1))) == -1
+    assert native.count.value == -1
+
+
+def test_the_first_function_for_a_kernel_stays_and_is_let_go_with_the_selection(native: Native) -> None:
+    choose, launch = learnt(native)
+    known = launch.references
+    other = native.launch(GEMM, "fail")
+    choose(0, other)
+    assert (launch.references, other.references) == (known, 1)
+    assert choose(*tensors(*product())).handle == launch.handle
+    del choose
+    assert launch.references == 1
+
+
+def test_errors_of_a_launch_are_passed_on(native: Native) -> None:
+    choose, _ = learnt(native, kernel="fail")
+    with pytest.raises(Refused, match="ValueError: Mismatched type on argument #1"):
+        choose(*tensors(*product()))
+
+
+def test_what_is_not_a_kernel_is_not_learnt(native: Native) -> None:
+    choose = selection(native, *some_candidates(2))
+    launch = native.launch(GEMM)
+    for number in (-1, 40, 1 << 40, 1.5, None):
+        with pytest.raises(Refused, match="TypeError: expected the number of a kernel"):
+            choose(number, launch)
+    assert launch.references == 1
+
+
+def test_a_dispatch_cache_launches_what_a_selection_chooses_and_remembers_it(native: Native) -> None:
+    choose, launch = learnt(native)
+    cache = native.dispatch_cache()
+    first, second = tensors(*product(m=96)), tensors(*product(m=72, batch=3))
+    assert cache(*first) is False
+    assert cache(choose) == 0
+    known = launch.references
+    for turn in range(3):
+        assert [seen.shape[1] for seen in native.record(cache, *first)] == [96, 16, 96]
+        assert [seen.shape[0] for seen in native.record(cache, *second)] == [3, 3, 3]
+        # Each holds it once.
+        assert launch.references == known + 2, turn
+    # Neither do others go to the selection, nor what Python has to decide about.
+    assert cache(*tensors(*product(m=1))) is False
+    assert cache(*first[:2]) is False
+    assert cache(*first, 2.0) is False
+    assert cache(*first, launch) == 3
+    del cache
+    assert launch.references == known
+
+
+def test_selections_are_asked_one_after_the_other(native: Native) -> None:
+    candidates, costs = some_candidates(2)
+    cache, counts = native.dispatch_cache(), []
+    for dtype in ("f16", "bf16"):
+        operands = [replace(of, dtype=dtype) for of in GEMM]
+        choose, launch = selection(native, candidates, costs, operands=operands), native.launch(operands)
+        for number in range(len(costs)):
+            choose(number, launch)
+        assert cache(choose) == 0
+        counts.append((launch, launch.references))
+    for m, dtype in ((64, "f16"), (64, "bf16"), (96, "bf16")):
+        native.record(cache, *tensors(*(replace(of, dtype=dtype) for of in product(m=m))))
+    assert [launch.references - before for launch, before in counts] == [1, 2]
+
+
+def test_a_linear_layer_is_chosen_for_too(native: Native) -> None:
+    choose, _ = learnt(native)
+    cache = native.dispatch_cache()
+    cache(choose)
+    linear = native.make("linear", cache)
+    x, weight, out = (
+        describe(shape, "f16", address=1024, device=0) for shape in ((3, 8, 16), (32, 16), (3, 8, 32))
+    )
+    native.count.value = -1
+    assert linear(*tensors(x, weight, out)) is None
+    assert [seen.shape for seen in native.seen[: native.count.value]] == [
+        (1, 24, 16),
+        (1, 16, 32),
+        (1, 24, 32),
+    ]
+
+
+def test_an_error_of_a_chosen_launch_is_not_remembered(native: Native) -> None:
+    choose, launch = learnt(native, kernel="fail")
+    cache = native.dispatch_cache()
+    cache(choose)
+    known = launch.references
+    for _ in range(2):
+        with pytest.raises(Refused, match="Mismatched type on argument #1"):
+            cache(*tensors(*product()))
+    assert launch.references == known
+
+
+def test_a_full_dispatch_cache_launches_what_it_does_not_remember(native: Native) -> None:
+    choose, launch = learnt(native)
+    cache = native.dispatch_cache()
+    cache(choose)
+    given, known = tensors(*product()), launch.references
+    for m in range(2, MOST + 3):
+        given[0].shape[0] = given[2].shape[0] = m
+        assert cache(*given) is None
+    assert launch.references == known + MOST
+
+
+def test_threads_learn_choose_and_launch_at_once(native: Native) -> None:
+    candidates, costs = some_candidates(2)
+    choose, cache, launch = selection(native, candidates, costs), native.dispatch_cache(), native.launch(GEMM)
+    start, failures = threading.Barrier(6), []
+
+    def work(own: int) -> None:
+        start.wait()
+        try:
+            for turn in range(300):
+                choose((turn + own) % len(costs), launch)
+                if turn == own:
+                    cache(choose)
+                given = tensors(*product(m=2 + turn, n=8 * (1 + own)))
+                assert cache(*given) in (None, False)
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(own,)) for own in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    native.record(cache, *tensors(*product(m=1000)))
 
 
 # -- making one ---------------------------------------------------------------------------------------------

@@ -919,8 +919,9 @@ def test_what_cannot_be_remembered_is_not(native: Native, numbered: list[Functio
         assert choose(*arguments) is False
     assert choose(*[a] * 16, numbered[1]) == 1
     assert choose(*[a] * 16) == 1
-    # A function without operands before it is not a lesson.
-    assert choose(numbered[1]) is False
+    # A function without operands before it is asked from then on, and launches nothing here.
+    assert choose(numbered[1]) == 1
+    assert choose(a, a, a) is False
 
 
 def test_what_the_remembered_function_raises_is_raised(native: Native) -> None:

@@ -47,8 +47,11 @@ def changed(folder, name, old, new):
         ("launcher.c", "operand->rank > MAX_RANK", "operand->rank > 99", "out of bounds|overflow"),
         ("launcher.c", "operand->of < operands", "operand->of < 9 * operands", "heap-buffer-overflow|SEGV"),
         ("dispatch_cache.c", "tensor->ndim < 0 || tensor->ndim > MAX_RANK ||", "", "negative-size|overflow"),
-        ("dispatch_cache.c", "  TVMFFIObjectIncRef(function);\n", "", "heap-use-after-free"),
+        ("dispatch_cache.c", "  TVMFFIObjectIncRef(function);\n  made->", "  made->", "heap-use-after-free"),
+        ("dispatch_cache.c", "  TVMFFIObjectIncRef(function);\n  *made", "  *made", "heap-use-after-free"),
         ("select.c", "costs.size != kernels * sizeof(struct costs)", "0", "heap-buffer-overflow"),
+        ("select.c", "(size_t)number >= selection->kernel_count", "0", "heap-buffer-overflow|SEGV"),
+        ("select.c", "  TVMFFIObjectIncRef(launch);\n  return_", "  return_", "heap-use-after-free"),
     ],
 )
 def test_what_is_wrong_in_a_call_is_found(tmp_path, name, old, new, found):
