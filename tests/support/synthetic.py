@@ -125,7 +125,7 @@ def ranking(members: Sequence[Kernel], **changes: Any) -> Ranking:
         "gpu": "NVIDIA H200",
         "measured": True,
         "origin": "tuned for a test",
-        "problems": RankedProblems.of(
+        "problems": RankedProblems(
             [
                 RankedProblem(
                     Extents(1, 512, 512, 512),
@@ -141,7 +141,7 @@ def ranking(members: Sequence[Kernel], **changes: Any) -> Ranking:
 def modelled(members: Sequence[Kernel], **changes: Any) -> Ranking:
     """The same order without times, as a heuristic gives it at build time."""
     found = ranking(members, measured=False, **changes)
-    problems = RankedProblems.of(problem._replace(seconds=()) for problem in found.problems)
+    problems = RankedProblems(problem._replace(seconds=()) for problem in found.problems)
     return found._replace(problems=problems)
 
 

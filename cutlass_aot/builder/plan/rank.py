@@ -255,7 +255,7 @@ def choose(
             unwanted = answer.modelled.difference(*(ranked[:keep] for ranked in best.values()))
         left_out |= unwanted
         heuristic = model.heuristics[request.generator.name]
-        problems = RankedProblems.of(
+        problems = RankedProblems(
             RankedProblem(shape, tuple(digest for digest in ranked if digest not in unwanted)[:MAX_RANKED])
             for shape, ranked in sorted(best.items())
         )

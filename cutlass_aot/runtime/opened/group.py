@@ -116,7 +116,7 @@ class Group:
         found = self._rankings.get(reference)
         if found is None:
             what = str(self._root / reference.file.path)
-            ranking = Ranking.from_bytes(read_file(self._root, reference.file), what)
+            ranking = Ranking.from_bytes(read_file(self._root, reference.file), what, verified=True)
             if (ranking.gpu, ranking.measured) != (reference.gpu, reference.measured):
                 raise CorruptFile(
                     f"{what} is for {holds_for(ranking.gpu, ranking.measured)}, the catalog says "

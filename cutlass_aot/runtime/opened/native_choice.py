@@ -16,7 +16,6 @@ from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, are_plain_gemm
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
-from cutlass_aot.schema.tuning.ranking import Extents
 
 _TRAFFIC, _RULES = Struct("=3d"), Struct("=15q")
 """What ``builder/native/select.c`` takes of each, where its number is known."""
@@ -33,7 +32,7 @@ def make(
     candidates: Candidates,
     constants: Sequence[Costs] | Derivation,
     machine: Machine,
-    measured: Iterable[Extents],
+    measured: Iterable[Iterable[int]],
     operands: Sequence[OperandConstraint],
     ordinal: int,
 ) -> Any:

@@ -102,17 +102,17 @@ class Ranked:
             self._present[key] = found
         return found
 
-    def exact(self, extents: Extents) -> RankedProblem | None:
+    def exact(self, extents: tuple[int, ...]) -> RankedProblem | None:
         """The problem of these extents, with the kernels of all groups; None if it is not in the rankings."""
         found = [p for ranking in self._rankings if (p := ranking.problems.find(extents)) is not None]
         if len(found) < 2:
             return found[0] if found else None
         times = {d: t for problem in found for d, t in zip(problem.kernels, problem.seconds, strict=True)}
         kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
-        return RankedProblem(extents, kernels, tuple(times[digest] for digest in kernels))
+        return RankedProblem(found[0].extents, kernels, tuple(times[digest] for digest in kernels))
 
-    def extents(self) -> set[Extents]:
-        """The problems of all groups."""
+    def extents(self) -> set[tuple[int, ...]]:
+        """Batch, m, n and k of the problems of all groups."""
         return set().union(*(ranking.problems.extents for ranking in self._rankings))
 
     def nearest(self, extents: Extents) -> RankedProblem | None:

@@ -6,9 +6,9 @@ kernel of the group.
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from itertools import chain, repeat
+from itertools import accumulate, repeat
 from math import inf
+from operator import lt
 from typing import Any
 
 from cutlass_aot.errors import BundleError, CorruptFile
@@ -21,7 +21,7 @@ from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.costs import FORMULA, MAX_FORMULA, Costs, Machine, check_costs
 
 RANKING_KIND = "cutlass-aot ranking"
-RANKING_SCHEMA = 5
+RANKING_SCHEMA = 6
 MAX_EXTENT = 2**63 - 1
 """Of a problem; operands say how many bits their extents have (:attr:`~.OperandConstraint.max_extent`)."""
 
@@ -30,6 +30,12 @@ _COSTS = struct.Struct(f"<{len(Costs._fields)}f")
 
 MOST_KERNELS = 1 << 16
 """Of a ranking: problems name kernels by positions of 16 bits."""
+
+_COLUMNS = {"extents": "q", "counts": "I", "positions": "H", "seconds": "f"}
+"""What the file has of all problems, in their order, with the format of a number: batch, m, n and k; how many
+kernels a problem has; and the position of each of these, and its time if it was measured. Little-endian."""
+
+_ROW = struct.Struct("<4q")
 
 
 @row
@@ -125,47 +131,93 @@ class RankedProblem(NamedTuple):
     seconds: tuple[float, ...] = ()
 
 
+class _Columns(NamedTuple):
+    """The problems of a file, each decoded when it is needed: a process's first launch waits for the file.
+
+    Attributes:
+        rows: extents to the number of their problem.
+        ends: of each problem, how many kernels it and those before it have.
+        positions: of the kernels, among ``digests``; see :data:`_COLUMNS`.
+        seconds: their times; empty where nothing was measured.
+        digests: of the kernels that the positions mean.
+    """
+
+    rows: Mapping[tuple[int, ...], int]
+    ends: Sequence[int]
+    positions: bytes
+    seconds: bytes
+    digests: Sequence[str]
+
+    @classmethod
+    def of(cls, body: Mapping[str, bytes], measured: bool, digests: Sequence[str]) -> "_Columns":
+        """Check the columns as a whole; ValueError, TypeError or KeyError if they are malformed."""
+        extents, counts, positions, seconds = (body[name] for name in _COLUMNS)
+        if not {type(extents), type(counts), type(positions), type(seconds)} <= {bytes}:
+            raise TypeError("a column of the problems is not bytes")
+        count = len(extents) // _ROW.size
+        if (len(extents), len(counts)) != (_ROW.size * count, 4 * count):
+            raise ValueError("the problems have other numbers of extents and of counts")
+        rows = list(_ROW.iter_unpack(extents))
+        if rows and min(map(min, rows)) < 1:
+            raise ValueError("an extent of a problem is below 1")
+        if not all(map(lt, rows, rows[1:])):
+            raise ValueError("problems are not in order, or one is ranked twice")
+        ends = list(accumulate(struct.unpack(f"<{count}I", counts)))
+        total = ends[-1] if ends else 0
+        if len(positions) != 2 * total or len(seconds) != (4 * total if measured else 0):
+            raise ValueError("the problems have other numbers of kernels, positions and times")
+        return cls(dict(zip(rows, range(len(rows)), strict=True)), ends, positions, seconds, digests)
+
+    def problem(self, number: int, extents: Extents) -> RankedProblem:
+        """Decode a problem; ValueError or IndexError if it is malformed."""
+        start, end = self.ends[number - 1] if number else 0, self.ends[number]
+        places = struct.unpack_from(f"<{end - start}H", self.positions, 2 * start)
+        times = struct.unpack_from(f"<{end - start}f", self.seconds, 4 * start) if self.seconds else ()
+        if not places or len(set(places)) != len(places):
+            raise ValueError(f"the problem {extents} has no kernels, or one twice")
+        if not all(0 < time < inf for time in times) or list(times) != sorted(times):
+            raise ValueError(f"the times of the problem {extents} are impossible, or not in order")
+        return RankedProblem(extents, tuple(self.digests[place] for place in places), times)
+
+
 class RankedProblems(Sequence[RankedProblem]):
     """The problems of a ranking in order of their extents; those of a file are decoded when they are needed.
 
     Args:
-        decoded: problems by extents.
-        encoded: others by extents: positions of kernels (16 bits each) and times in seconds (IEEE 754 single
-            precision), both little-endian.
-        digests: of the kernels that the positions mean.
+        problems: no two have the same extents.
+        encoded: those of a file, in place of ``problems``.
         what: names the file in errors.
+
+    Attributes:
+        extents: batch, m, n and k of each.
     """
 
     def __init__(
         self,
-        decoded: Mapping[Extents, RankedProblem],
-        encoded: Mapping[Extents, tuple[bytes, bytes]] | None = None,
-        digests: Sequence[str] = (),
+        problems: Iterable[RankedProblem] = (),
+        encoded: _Columns | None = None,
         what: str = "ranking",
     ) -> None:
-        self._decoded = dict(decoded)
-        self._encoded = dict(encoded or {})
-        self._digests = digests
+        self._decoded: dict[tuple[int, ...], RankedProblem] = {own.extents: own for own in problems}
+        self._encoded = encoded
         self._what = what
-        self.extents = tuple(sorted({*self._decoded, *self._encoded}))
-
-    @classmethod
-    def of(cls, problems: Iterable[RankedProblem]) -> "RankedProblems":
-        """Problems as they are given; no two have the same extents."""
-        return cls({problem.extents: problem for problem in problems})
+        self.extents: tuple[tuple[int, ...], ...] = (
+            tuple(sorted(self._decoded)) if encoded is None else tuple(encoded.rows)
+        )
 
     @property
     def kernels(self) -> frozenset[str]:
         """Digests of the kernels that the problems can name."""
         named = (digest for problem in self._decoded.values() for digest in problem.kernels)
-        return frozenset((*self._digests, *named))
+        return frozenset((*(self._encoded.digests if self._encoded is not None else ()), *named))
 
-    def find(self, extents: Extents) -> RankedProblem | None:
+    def find(self, extents: tuple[int, ...]) -> RankedProblem | None:
         """The problem of these extents, None if there is none; CorruptFile if it is malformed."""
         found = self._decoded.get(extents)
-        if found is None and (columns := self._encoded.get(extents)) is not None:
+        number = self._encoded.rows.get(extents) if found is None and self._encoded is not None else None
+        if self._encoded is not None and number is not None:
             try:
-                found = self._decoded[extents] = _problem(extents, *columns, self._digests)
+                found = self._decoded[extents] = self._encoded.problem(number, Extents(*extents))
             except MALFORMED as error:
                 raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
         return found
@@ -183,16 +235,6 @@ class RankedProblems(Sequence[RankedProblem]):
 
     def __hash__(self) -> int:
         return hash(self.extents)
-
-
-def _problem(extents: Extents, positions: bytes, seconds: bytes, digests: Sequence[str]) -> RankedProblem:
-    places = [place for (place,) in struct.iter_unpack("<H", positions)]
-    times = tuple(time for (time,) in struct.iter_unpack("<f", seconds))
-    if not places or len(set(places)) != len(places):
-        raise ValueError(f"the problem {extents} has no kernels, or one twice")
-    if not all(0 < time < inf for time in times) or list(times) != sorted(times):
-        raise ValueError(f"the times of the problem {extents} are impossible, or not in order")
-    return RankedProblem(extents, tuple(digests[place] for place in places), times)
 
 
 class Ranking(NamedTuple):
@@ -228,7 +270,7 @@ class Ranking(NamedTuple):
     def to_bytes(self) -> bytes:
         """The file in a bundle. Digests are written once; problems name kernels by position in that list.
 
-        BundleError if there are too many kernels.
+        BundleError if there are too many kernels, or not a time for each kernel of a problem.
         """
         digests = sorted(self.kernels)
         if len(digests) > MOST_KERNELS:
@@ -243,24 +285,39 @@ class Ranking(NamedTuple):
             "measured": self.measured,
             "origin": self.origin,
             "kernels": digests,
-            "problems": [
-                [
-                    list(problem.extents),
-                    struct.pack(f"<{len(problem.kernels)}H", *map(position.__getitem__, problem.kernels)),
-                    struct.pack(f"<{len(problem.seconds)}f", *problem.seconds),
-                ]
-                for problem in self.problems
-            ],
+            "problems": {
+                name: struct.pack(f"<{len(column)}{form}", *column)
+                for (name, form), column in zip(_COLUMNS.items(), self._columns(position), strict=True)
+            },
             "machine": None if self.machine is None else list(self.machine),
             "costs": b"".join(_COSTS.pack(*costs) for _, costs in self.costs),
             "formula": self.formula,
         }
         return seal(RANKING_KIND, RANKING_SCHEMA, body)
 
+    def _columns(self, position: Mapping[str, int]) -> tuple[list[float], ...]:
+        """The columns of the problems, in the order of :data:`_COLUMNS`; positions of kernels by digest."""
+        problems = list(self.problems)
+        for problem in problems:
+            if len(problem.seconds) != (len(problem.kernels) if self.measured else 0):
+                raise BundleError(
+                    f"the ranking of group {self.group[:12]} for {self.gpu}: {problem.extents} has other "
+                    "numbers of kernels and times"
+                )
+        return (
+            [extent for problem in problems for extent in problem.extents],
+            [len(problem.kernels) for problem in problems],
+            [position[digest] for problem in problems for digest in problem.kernels],
+            [seconds for problem in problems for seconds in problem.seconds],
+        )
+
     @classmethod
-    def from_bytes(cls, data: bytes, what: str) -> "Ranking":
-        """Read what :meth:`to_bytes` gave. A malformed problem is refused when it is needed."""
-        body = unseal(data, RANKING_KIND, RANKING_SCHEMA, what)
+    def from_bytes(cls, data: bytes, what: str, *, verified: bool = False) -> "Ranking":
+        """Read what :meth:`to_bytes` gave, or CorruptFile. A malformed problem is refused when it is needed.
+
+        Of data that were ``verified`` as a whole, the digest is not computed again.
+        """
+        body = unseal(data, RANKING_KIND, RANKING_SCHEMA, what, verified=verified)
         try:
             digests = _digests(body["kernels"])
             measured = bool(body["measured"])
@@ -280,7 +337,7 @@ class Ranking(NamedTuple):
                 gpu=str(body["gpu"]),
                 measured=measured,
                 origin=origin,
-                problems=RankedProblems({}, _encoded(body["problems"], measured), digests, what),
+                problems=RankedProblems((), _Columns.of(body["problems"], measured, digests), what),
                 machine=machine,
                 costs=costs,
                 formula=formula,
@@ -300,31 +357,6 @@ def _digests(given: Any) -> list[str]:
     if digests != sorted(set(digests)):
         raise ValueError("digests are not in order, or one is there twice")
     return digests
-
-
-def _encoded(rows: Any, measured: bool) -> dict[Extents, tuple[bytes, bytes]]:
-    """Positions and times by extents; ValueError or TypeError if they are malformed."""
-    # By columns, since a process's first launch waits for all problems.
-    extents, positions, seconds = zip(*rows, strict=True) if rows else ((), (), ())
-    if not set(map(len, extents)) <= {4}:
-        raise ValueError("the extents of a problem are not four")
-    numbers = list(chain.from_iterable(extents))
-    sound = set(map(type, numbers)) <= {int}
-    if numbers and not (sound and 0 < min(numbers) <= max(numbers) <= MAX_EXTENT):
-        raise ValueError(f"an extent of a problem is not an integer from 1 to {MAX_EXTENT}")
-    if not set(map(type, positions + seconds)) <= {bytes}:
-        raise ValueError("positions or times are not bytes")
-    if any(len(column) % 2 for column in positions):
-        raise ValueError("a problem has half of a position")
-    if list(map(len, seconds)) != [2 * len(column) if measured else 0 for column in positions]:
-        raise ValueError("a problem has other numbers of kernels and times")
-    # By the constructor of tuples: that of named tuples is slower, and counts the values, as was done above.
-    found = dict(
-        zip(map(partial(tuple.__new__, Extents), extents), zip(positions, seconds, strict=True), strict=True)
-    )
-    if len(found) != len(rows):
-        raise ValueError("a problem is ranked twice")
-    return found
 
 
 def _costs(data: bytes, digests: list[str]) -> tuple[tuple[str, Costs], ...]:

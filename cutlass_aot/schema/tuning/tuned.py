@@ -119,7 +119,7 @@ def rankings(tuning: Tuning, kernels: Objects, others: Iterable[Tuning] = ()) ->
         costs = models.costs(group, members.get(digest, []))
         if ranked or costs:
             machine = tuning.machine if costs else None
-            problems = RankedProblems.of(ranked)
+            problems = RankedProblems(ranked)
             model = None if group is None else group.model
             accuracy = None if model is None else model.accuracy
             text = f"{origin}: {accuracy}" if accuracy is not None else origin

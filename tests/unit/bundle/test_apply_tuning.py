@@ -34,7 +34,7 @@ def entries(members):
 
 def modelled(members, gpu):
     """A ranking without times."""
-    problems = RankedProblems.of(problem._replace(seconds=()) for problem in ranking(members).problems)
+    problems = RankedProblems(problem._replace(seconds=()) for problem in ranking(members).problems)
     return ranking(members, gpu=gpu, measured=False, problems=problems)
 
 

@@ -374,7 +374,7 @@ def ranking_path(bundle):
 
 def problem_with(*digests):
     times = tuple(1e-6 * (position + 1) for position in range(len(digests)))
-    return RankedProblems.of([RankedProblem(Extents(1, 64, 64, 64), digests, times)])
+    return RankedProblems([RankedProblem(Extents(1, 64, 64, 64), digests, times)])
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def problem_with(*digests):
         ({"problems": problem_with(kernels(dtypes=("bf16",) * 3)[0].digest)}, "kernels "),
         ({"group": kernels(dtypes=("bf16",) * 3)[0].group}, "a ranking of group "),
         ({"gpu": "NVIDIA B200"}, "a ranking for NVIDIA B200, measured"),
-        ({"measured": False, "problems": RankedProblems.of([])}, "a ranking for NVIDIA H200, modelled"),
+        ({"measured": False, "problems": RankedProblems([])}, "a ranking for NVIDIA H200, modelled"),
     ],
 )
 def test_rankings_are_held_against_the_group_and_the_catalog(bundle, changed, says):

@@ -389,7 +389,7 @@ def test_groups_that_contradict_themselves_are_refused(small, tmp_path, out):
 def test_rankings_that_do_not_belong_are_refused(small, out):
     f16, bf16, fp8 = (kernels(dtypes=(dtype,) * 3) for dtype in ("f16", "bf16", "f8e4m3"))
     own = ranking(f16)
-    turned = RankedProblems.of(problem._replace(seconds=problem.seconds[::-1]) for problem in own.problems)
+    turned = RankedProblems(problem._replace(seconds=problem.seconds[::-1]) for problem in own.problems)
     for rankings, says in (
         ([ranking(fp8)], "is of a group that bundle 'small' does not have"),
         ([own, own], "is given twice"),

@@ -33,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def ranked(microseconds: float) -> Ranking:
     problem = RankedProblem(Extents(1, 8, 8, 8), (KERNELS[0].digest,), (microseconds * 1e-6,))
-    return Ranking(KERNELS[0].group, "NVIDIA H200", True, "a test", RankedProblems.of([problem]))
+    return Ranking(KERNELS[0].group, "NVIDIA H200", True, "a test", RankedProblems([problem]))
 
 
 def plan(path: Path, **changes: Any) -> Path:

@@ -116,7 +116,7 @@ def test_no_name_in_a_bundle_can_forge_a_line(
         "tests.support.bundles.group_names", lambda kernels: {k.group: "group" for k in kernels}
     )
     kernel = gemm(**IN_KERNELS.get(where, {}))  # type: ignore[arg-type]
-    problems = RankedProblems.of([RankedProblem(Extents(1, 64, 64, 64), (kernel.digest,), (1e-6,))])
+    problems = RankedProblems([RankedProblem(Extents(1, 64, 64, 64), (kernel.digest,), (1e-6,))])
     gpu, origin = (HOSTILE if where == name else "here" for name in ("GPU", "origin"))
     ranking = Ranking(kernel.group, gpu, True, origin, problems)
     root = write_bundle(tmp_path / "b", [kernel], rankings=[ranking], **IN_CATALOGS.get(where, {}))

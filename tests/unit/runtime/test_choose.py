@@ -68,7 +68,7 @@ def ranking(
     """
     named = [members[at].digest for at in (order if order is not None else range(len(members))[::-1])]
     times = tuple(first * (position + 1) for position in range(len(named))) if measured else ()
-    problems = RankedProblems.of([RankedProblem(extents, tuple(named), times)])
+    problems = RankedProblems([RankedProblem(extents, tuple(named), times)])
     machine = Machine(132, 1980, 4917)
     costs = (
         (
@@ -343,7 +343,7 @@ def test_a_ranking_of_kernels_that_the_bundle_does_not_have_is_refused(
     named = (*mixed.problems[0].kernels, "ab" * 32)
     times = (*mixed.problems[0].seconds, 1.0) if measured else ()
     bundle = opened(
-        tmp_path, F16, mixed._replace(problems=RankedProblems.of([RankedProblem(TUNED, named, times)]))
+        tmp_path, F16, mixed._replace(problems=RankedProblems([RankedProblem(TUNED, named, times)]))
     )
     with pytest.raises(CorruptFile, match=r"ranks kernel abababababababab, which group .* does not have"):
         bundle.choose(*operands(device=0))

@@ -753,7 +753,7 @@ def test_measured_times_go_before_the_formula_also_those_of_a_problem_near(tmp_p
         gpu="NVIDIA H200",
         measured=True,
         origin="tuned",
-        problems=RankedProblems.of(
+        problems=RankedProblems(
             [RankedProblem(Extents(1, 1000, 1, 1), (wide, slow, fast), (1e-6, 2e-6, 3e-6))]
         ),
     )

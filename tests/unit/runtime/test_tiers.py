@@ -57,7 +57,7 @@ def ranking_of(
     """A ranking, with a fitted cost model for the kernels of ``costs``."""
     fit = tuple((digest, COSTS[digest]) for digest in sorted(costs))
     return Ranked(
-        Ranking("g", gpu, True, "for a test", RankedProblems.of(problems), machine if fit else None, fit)
+        Ranking("g", gpu, True, "for a test", RankedProblems(problems), machine if fit else None, fit)
     )
 
 
@@ -139,7 +139,7 @@ def test_the_fastest_that_were_measured_correct_the_estimates_of_others() -> Non
     times = {
         digest: found.microseconds
         for digest, found in estimates(
-            known(Ranked(Ranking("g", "x", True, "", RankedProblems.of(()), H200, costs))),
+            known(Ranked(Ranking("g", "x", True, "", RankedProblems(()), H200, costs))),
             candidates,
             SQUARE,
             H200,
@@ -150,7 +150,7 @@ def test_the_fastest_that_were_measured_correct_the_estimates_of_others() -> Non
     factors = [2.0] * 8 + [10.0] * (len(others) - 8)
     seconds = tuple(1e-6 * times[d] * factor for d, factor in zip(others, factors, strict=True))
     problem = ranked(SQUARE, *others, seconds=seconds)
-    ranking = Ranked(Ranking("g", "x", True, "", RankedProblems.of([problem]), H200, costs))
+    ranking = Ranked(Ranking("g", "x", True, "", RankedProblems([problem]), H200, costs))
     found = tuned(ranking, lambda: candidates, SQUARE, H200)
     assert found is not None
     assert factors.count(10.0) > factors.count(2.0)
@@ -257,7 +257,7 @@ def test_what_is_not_needed_is_not_read() -> None:
 
 
 def model(gpu: str, *problems: RankedProblem) -> Ranked:
-    return Ranked(Ranking("g", gpu, False, "for a test", RankedProblems.of(problems)))
+    return Ranked(Ranking("g", gpu, False, "for a test", RankedProblems(problems)))
 
 
 def test_constants_of_the_model_that_chooses_for_all_that_was_not_measured() -> None:

@@ -254,7 +254,7 @@ def test_a_malformed_group_is_refused_when_it_is_needed(changes):
 def test_schema_versions_of_every_file():
     members = [entry(kernel) for kernel in designs()]
     ranking = Ranking(
-        "ab" * 32, "gpu", False, "o", RankedProblems.of([RankedProblem(Extents(1, 1, 1, 1), ("aa",))])
+        "ab" * 32, "gpu", False, "o", RankedProblems([RankedProblem(Extents(1, 1, 1, 1), ("aa",))])
     )
     for data, kind, schema, read in (
         (catalog().to_bytes(), CATALOG_KIND, SCHEMA, lambda d: Catalog.from_bytes(d, "it")),
@@ -427,7 +427,7 @@ def ranking(**changes):
         ),
     }  # fmt: skip
     found = {**values, **changes}
-    return Ranking(**{**found, "problems": RankedProblems.of(found["problems"])})
+    return Ranking(**{**found, "problems": RankedProblems(found["problems"])})
 
 
 def test_a_ranking_reads_back():
@@ -447,53 +447,47 @@ def test_extents_read_as_a_problem():
     assert str(SECOND) == f"16 of 64x64x{2**40}"
 
 
+def columns(*problems):
+    """Problems (extents, positions, times) as the file has them."""
+    extents, positions, seconds = (
+        [item for row in column for item in row] for column in zip(*problems, strict=True)
+    )
+    counts = [len(problem[1]) for problem in problems]
+    forms = {"extents": "q", "counts": "I", "positions": "H", "seconds": "f"}
+    given = zip(forms.items(), (extents, counts, positions, seconds), strict=True)
+    return {name: struct.pack(f"<{len(column)}{form}", *column) for (name, form), column in given}
+
+
+def with_problems(problems):
+    """A ranking of two kernels whose file has these problems."""
+    found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    return Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": problems}), "it")
+
+
+ONES = [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     "problem",
     [
-        [[1, 1, 1, 1], [], []],
-        [[1, 1, 1, 1], [0], []],
-        [[1, 1, 1, 1], [0], [1.0, 2.0]],
-        [[1, 1, 1, 1], [0, 1], [1.0]],
-        [[1, 1, 1, 1], [2], [1.0]],
-        [[1, 1, 1, 1], [-1], [1.0]],
-        [[1, 1, 1, 1], [0, 0], [1.0, 2.0]],
-        [[1, 1, 1, 1], [0, 1], [2.0, 1.0]],
-        [[1, 1, 1, 1], [0], [0.0]],
-        [[1, 1, 1, 1], [0], [-1.0]],
-        [[1, 1, 1, 1], [0], [float("inf")]],
-        [[1, 1, 1, 1], [0], [float("nan")]],
-        [[1, 1, 1, 1], [0, 1], [1.0, float("nan")]],
-        [[0, 1, 1, 1], [0], [1.0]],
-        [[1, 1, 1, -1], [0], [1.0]],
-        [[1, 1, 1, 2**63], [0], [1.0]],
-        [[1, 1, 1], [0], [1.0]],
-        [[1, 1, 1, 1], [0]],
-        [[1, 1, 1, 1], ["0"], [1.0]],
-        [[1, 1, 1, 1], [0], ["fast"]],
-        [None, [0], [1.0]],
-        None,
+        (ONES, [], []),
+        (ONES, [2], [1.0]),
+        (ONES, [0, 0], [1.0, 2.0]),
+        (ONES, [0, 1], [2.0, 1.0]),
+        (ONES, [0], [0.0]),
+        (ONES, [0], [-1.0]),
+        (ONES, [0], [float("inf")]),
+        (ONES, [0], [float("nan")]),
+        (ONES, [0, 1], [1.0, float("nan")]),
     ],
 )
-def test_an_impossible_problem_is_refused(problem):
-    """At the latest when it is needed."""
-    found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
-    data = seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": [packed(problem)]})
+def test_an_impossible_problem_is_refused_when_it_is_needed(problem):
+    read = with_problems(columns(problem))
     with pytest.raises(CorruptFile, match="it is malformed"):
-        list(Ranking.from_bytes(data, "it").problems)
+        list(read.problems)
 
 
-def packed(problem):
-    """A problem as the file has it: positions and times as bytes, where they are numbers that fit."""
-    if problem is None:
-        return None
-    extents, *columns = problem
-    found = [extents]
-    for column, form in zip(columns, "Hf", strict=False):
-        try:
-            found.append(struct.pack(f"<{len(column)}{form}", *column))
-        except struct.error:
-            found.append(column)
-    return found
+ONE = columns((ONES, [0], [1.0]))
 
 
 @pytest.mark.parametrize(
@@ -503,18 +497,25 @@ def packed(problem):
         {"kernels": ["bb", "aa"]},
         {"kernels": ["aa", "aa"]},
         {"kernels": [1, 2]},
-        {"problems": [[[1, 1, 1, 1], b"abc", b"12345678"]]},
-        {"problems": [[[1, 1, 1, 1], b"ab", b"abc"]]},
-        {"problems": [[[1, 1, 1, 1], b"ab", b"abcdefgh"]]},
-        {"problems": [[[1, 1, 1, 1], b"\0\0", b"abcd"]] * 2},
-        {"problems": [[[True, 1, 1, 1], b"\0\0", b"abcd"]]},
-        {"problems": [[[1, 1.0, 1, 1], b"\0\0", b"abcd"]]},
-        {"problems": [[[1, 1, 0, 1], b"\0\0", b"abcd"]]},
-        {"problems": [[[1, 1, 1, 1 << 63], b"\0\0", b"abcd"]]},
-        {"problems": [[[1, 1, 1], b"\0\0", b"abcd"]]},
-        {"problems": [[[1, 1, 1, 1], "\0\0", b"abcd"]]},
-        {"problems": [[[1, 1, 1, 1], b"\0\0", b"abcd", b""]]},
-        {"problems": [{"extents": [1, 1, 1, 1]}]},
+        {"problems": columns(([0, 1, 1, 1], [0], [1.0]))},
+        {"problems": columns(([1, 1, 1, -1], [0], [1.0]))},
+        {"problems": columns((ONES, [0], []))},
+        {"problems": columns((ONES, [0], [1.0, 2.0]))},
+        {"problems": columns((ONES, [0, 1], [1.0]))},
+        {"problems": columns((ONES, [0], [1.0]), (ONES, [0], [1.0]))},
+        {"problems": columns(([1, 1, 1, 2], [0], [1.0]), (ONES, [0], [1.0]))},
+        {"problems": columns((ONES[:3], [0], [1.0]))},
+        {"problems": {**ONE, "extents": ONE["extents"] + b"1"}},
+        {"problems": {**ONE, "extents": ONE["extents"] * 2}},
+        {"problems": {**ONE, "extents": ONE["extents"] + b"12345678", "counts": ONE["counts"] + b"1"}},
+        {"problems": {**ONE, "counts": ONE["counts"] + b"1"}},
+        {"problems": {**ONE, "counts": b"\xff" * 4}},
+        {"problems": {**ONE, "positions": ONE["positions"] + b"1"}},
+        {"problems": {**ONE, "seconds": ONE["seconds"][:3]}},
+        {"problems": {**ONE, "positions": "00"}},
+        {"problems": {**ONE, "extents": [1, 1, 1, 1]}},
+        {"problems": {name: ONE[name] for name in ("extents", "counts", "positions")}},
+        {"problems": [[[1, 1, 1, 1], b"\0\0", b"abcd"]]},
         {"problems": 3},
     ],
 )
@@ -524,15 +525,25 @@ def test_malformed_columns_are_refused_at_once(changes):
         Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, **changes}), "it")
 
 
+def test_a_modelled_ranking_has_no_times():
+    given = ranking(
+        measured=False, problems=(RankedProblem(FIRST, ("bb", "aa")), RankedProblem(SECOND, ("aa",)))
+    )
+    assert Ranking.from_bytes(given.to_bytes(), "it") == given
+    found = unseal(given.to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
+    data = seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": ONE})
+    with pytest.raises(CorruptFile, match="other numbers of kernels, positions and times"):
+        Ranking.from_bytes(data, "it")
+
+
 def test_problems_are_decoded_when_they_are_needed():
-    found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
-    rows = [*found["problems"], packed([[1, 1, 1, 1], [7], [1.0]])]
-    read = Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": rows}), "it")
-    assert read.problems.find(FIRST) == ranking().problems.find(FIRST)
-    assert read.problems.find(Extents(1, 2, 3, 4)) is None
-    assert len(read.problems) == 3
+    # The second problem names a kernel that there is not.
+    read = with_problems(columns((ONES, [1, 0], [1.0, 2.0]), ([1, 2, 3, 4], [7], [1.0])))
+    assert read.problems.find(Extents(*ONES)) == RankedProblem(Extents(*ONES), ("bb", "aa"), (1.0, 2.0))
+    assert read.problems.find(Extents(1, 2, 3, 5)) is None
+    assert read.problems.extents == (Extents(*ONES), Extents(1, 2, 3, 4))
     with pytest.raises(CorruptFile, match="it is malformed"):
-        read.problems.find(Extents(1, 1, 1, 1))
+        read.problems.find(Extents(1, 2, 3, 4))
 
 
 # Exact in single precision, in which they are kept.
@@ -588,12 +599,6 @@ def test_constants_of_another_formula_are_not_even_decoded():
     assert read.problems == given.problems
     assert read.origin.startswith("tuned for a test; its cost model is of formula")
     assert Ranking.from_bytes(read.to_bytes(), "it") == read
-
-
-def test_a_modelled_ranking_has_no_times():
-    found = unseal(ranking().to_bytes(), RANKING_KIND, RANKING_SCHEMA, "it")
-    with pytest.raises(CorruptFile, match="has other numbers of kernels and times"):
-        Ranking.from_bytes(seal(RANKING_KIND, RANKING_SCHEMA, {**found, "measured": False}), "it")
 
 
 @pytest.mark.parametrize(

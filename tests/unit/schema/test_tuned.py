@@ -114,7 +114,7 @@ def test_rankings_have_what_was_measured_in_order():
         True,
         "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04",
         # The first look at the third was short: it was behind all that were measured to the end.
-        RankedProblems.of([RankedProblem(PROBLEM, (second, first, third), (10.5e-6, 12e-6, 12e-6))]),
+        RankedProblems([RankedProblem(PROBLEM, (second, first, third), (10.5e-6, 12e-6, 12e-6))]),
     )
     (without_driver,) = rankings(tuning([tuned_group(F16)], driver=None), objects_of(F16))
     assert without_driver.origin == "tuned 2026-11-21 on NVIDIA H200"
@@ -161,13 +161,13 @@ def test_times_of_kernels_that_a_manifest_does_not_select_are_left_out():
     ]
     files = {"t.json": tuning([tuned_group(F16, problems), tuned_group(BF16)])}
     (found,) = of_manifest(files, F16[1:])
-    assert found.problems == RankedProblems.of(
+    assert found.problems == RankedProblems(
         [
             RankedProblem(PROBLEM, (second, third), (10.5e-6, 13e-6)),
             RankedProblem(Extents(2, 8, 8, 8), (third,), (9e-6,)),
         ]
     )
-    assert of_manifest(files, F16[2:])[0].problems == RankedProblems.of(
+    assert of_manifest(files, F16[2:])[0].problems == RankedProblems(
         [RankedProblem(Extents(2, 8, 8, 8), (third,), (9e-6,))]
     )
     # One that failed is left out like any other.
