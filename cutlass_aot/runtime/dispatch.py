@@ -249,9 +249,6 @@ class Dispatcher:
             return
         cache = self._caches.get(computation) or self._make_cache(launcher, computation)
         launch = kernel.native_function(prepared.ordinal)
-        choice = self._native_choice(cache, computation, prepared)
-        if choice is not None:
-            choice.learn(kernel, launch)
         # Without a stream: the memory is not read, so no stream has to wait.
         seen = (item if exported(item) else to_ffi(item) for item in operands)
         if cache(*seen, launch) > MAX_REMEMBERED:
@@ -260,14 +257,18 @@ class Dispatcher:
         if not self._direct and any(map(is_torch, operands)):
             self._gradients = sys.modules["torch"].is_grad_enabled
             self._direct = native_classes()
+        choice = self._native_choice(cache, computation, prepared)
+        if choice is not None:
+            choice.learn(kernel, launch)
 
     def _make_cache(self, launcher: Library, computation: Computation) -> Any:
         """A new dispatch cache, which asks the native choices that are known."""
         made = native.function(launcher, "cutlass_aot_dispatch_cache")(self._alignment)
-        for choice in self._native_choices.setdefault(computation, {}).values():
-            if choice is not None:
-                made(choice.function)
+        # Before the choices are read, so that one which another thread makes meanwhile is not lost.
         cache = self._caches.setdefault(computation, made)
+        for choice in tuple(self._native_choices.setdefault(computation, {}).values()):
+            if choice is not None:
+                cache(choice.function)
         if computation == GEMM:
             self._assign(cache, gemm=self.gemm, linear=self.linear)
         return cache
@@ -276,13 +277,17 @@ class Dispatcher:
         self, cache: Any, computation: Computation, prepared: PreparedCall
     ) -> NativeChoice | None:
         """What chooses in native code for operands like these, which the cache asks from now on."""
-        choices = self._native_choices[computation]
+        choices, operands = self._native_choices[computation], prepared.query.operands
+        if any(extent < 2 for of in operands for extent in of.shape[-2:]):
+            # Such a matrix may be of either layout: native code does not choose for it.
+            return None
         # What decides where operands are computed and by which group, as far as a glance tells.
-        like = tuple((of.dtype, of.device, of.strides[-1:] == (1,)) for of in prepared.query.operands)
+        like = tuple((of.dtype, of.device, of.strides[-1:] == (1,)) for of in operands)
         if like not in choices:
-            made = self._finder.native_choice(prepared)
+            choices[like] = made = self._finder.native_choice(prepared)
             # The launcher of a bundle that an older release built does not ask it, and answers False.
-            choices[like] = None if made is None or cache(made.function) is False else made
+            if made is not None and self._caches.get(computation, cache)(made.function) is False:
+                choices[like] = None
         return choices[like]
 
     def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:

@@ -1,6 +1,6 @@
 """Hold every GEMM of a bundle, with its epilogue, against torch in f32 on a GPU.
 
-    python -m tools.check.sm90_gemm BUNDLE [--family Sm90ClusterGemm Sm90ExactGemm]
+    python -m tools.check.sm90_gemm BUNDLE [--family Sm90ClusterGemm Sm90PingPongGemm Sm90ExactGemm]
 
 Operands are random and padded; outputs are NaN before each launch, and reductions what changes nothing. Each
 kernel is launched twice, and has to give the same bits, but for sums of blocks. Exit status 1 says that
@@ -180,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Check what the command line names; 0 if nothing is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--family", nargs="+", default=[FAMILY, EXACT_FAMILY])
+    parser.add_argument("--family", nargs="+", default=[FAMILY, "Sm90PingPongGemm", EXACT_FAMILY])
     arguments = parser.parse_args(words)
     import torch
 

@@ -267,9 +267,10 @@ static void any_product(struct random *random, struct any_arguments *arguments) 
   }
 }
 
+static uint64_t selections; /* of several kernels */
 static void call_select(struct random *random) {
   /* Sizes of select.c: a tiling, clusters, costs, traffic, a problem, three operands. */
-  static const size_t items[] = {13 * 4, 2 * 8, 12 * 8, 3 * 8, 4 * 8, 3 * 5 * 8};
+  static const size_t items[] = {13 * 4, 2 * 8, 15 * 8, 3 * 8, 4 * 8, 3 * 5 * 8};
   int kernels = 1 + below(random, 3);
   const size_t counts[] = {(size_t)kernels, (size_t)below(random, 3), (size_t)(kernels - one_in(random, 32)), 1,
                            (size_t)below(random, 3), (size_t)below(random, 2)};
@@ -279,7 +280,7 @@ static void call_select(struct random *random) {
   int derived = one_in(random, 3), of_product = one_in(random, 2);
   for (int index = 0; index < 6; index++) {
     size_t size = items[index] * counts[index] + (one_in(random, 64) ? 1 : 0);
-    if (index == 2 && derived) size = 15 * 8;
+    if (index == 2 && derived) size = 18 * 8;
     char *data = malloc(size ? size : 1);
     for (size_t offset = 0; offset < size; offset++) data[offset] = (char)next(random);
     for (size_t offset = 0; index == 0 && !one_in(random, 4) && offset + 4 <= size; offset += 4)
@@ -301,6 +302,7 @@ static void call_select(struct random *random) {
   alignment.v_int64 = 16;
   struct function *cache = make(__tvm_ffi_cutlass_aot_dispatch_cache, &alignment, 1);
   if (!cache || TVMFFIFunctionCreate(NULL, look, NULL, (TVMFFIObjectHandle *)&function)) fail("nothing was made");
+  if (choose && kernels > 1) selections++;
   for (int turn = 0; choose && turn < 8; turn++) {
     TVMFFIAny learnt[2] = {{.type_index = kTVMFFIInt}, {.type_index = kTVMFFIFunction}}, ignored = {.type_index = kTVMFFINone};
     learnt[0].v_int64 = one_in(random, 4) ? any_number(random) : below(random, kernels);
@@ -466,7 +468,7 @@ int main(int count, char **words) {
       call_dispatch_cache(&random);
       call_select(&random);
     }
-    if (!looks) fail("everything was refused");
+    if (!looks || !selections) fail("everything was refused");
     printf("%llu launches, %llu\n", (unsigned long long)looks, (unsigned long long)looked_at % 10);
   }
   return 0;

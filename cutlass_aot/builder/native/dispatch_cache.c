@@ -25,7 +25,7 @@
 #include "arguments.h"
 
 #define HEADS 4096 /* chains of remembered choices; a power of two */
-#define MOST 65536 /* remembered of what selections launch, which may be chosen again each time */
+#define MOST 65536 /* MAX_REMEMBERED of runtime/dispatch.py, which drops a cache that is full */
 #define MAX_KEY (MAX_OPERANDS * (3 + 2 * MAX_RANK))
 
 /* ---- choose ---- */
@@ -99,10 +99,11 @@ static const struct choice *recall(struct dispatch_cache *cache, const struct ke
   return NULL;
 }
 
+/* Returns whether there was memory for it. */
 static int remember(struct dispatch_cache *cache, const struct key *key, TVMFFIObjectHandle function) {
   size_t bytes = sizeof(int64_t) * (size_t)key->words;
   struct choice *made = malloc(sizeof *made + bytes);
-  if (!made) return refuse("MemoryError", "out of memory");
+  if (!made) return 0;
   TVMFFIObjectIncRef(function);
   made->function = function;
   made->hash = key->hash;
@@ -113,7 +114,7 @@ static int remember(struct dispatch_cache *cache, const struct key *key, TVMFFIO
   while (!__atomic_compare_exchange_n(head, &made->next, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
   }
   __atomic_fetch_add(&cache->count, 1, __ATOMIC_RELAXED);
-  return 0;
+  return 1;
 }
 
 static int add(struct dispatch_cache *cache, TVMFFIObjectHandle function) {
@@ -123,13 +124,18 @@ static int add(struct dispatch_cache *cache, TVMFFIObjectHandle function) {
   *made = (struct selection){NULL, function};
   struct selection **last = &cache->selections, *next = NULL;
   while (!__atomic_compare_exchange_n(last, &next, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+    if (next->function == function) { /* it is asked already */
+      TVMFFIObjectDecRef(function);
+      free(made);
+      break;
+    }
     last = &next->next;
     next = NULL;
   }
   return 0;
 }
 
-/* Launch what the first selection launches that can, and remember it. */
+/* Launch what the first selection launches that can, and remember it, if there is memory for it. */
 static int select_and_launch(struct dispatch_cache *cache, const struct key *key, const TVMFFIAny *operands, TVMFFIAny *result) {
   struct selection *selection = __atomic_load_n(&cache->selections, __ATOMIC_ACQUIRE);
   for (; selection; selection = __atomic_load_n(&selection->next, __ATOMIC_ACQUIRE)) {
@@ -137,11 +143,10 @@ static int select_and_launch(struct dispatch_cache *cache, const struct key *key
     memcpy(given, operands, sizeof given);
     if (TVMFFIFunctionCall(selection->function, given, 3, &launched)) return -1;
     if (launched.type_index != kTVMFFIFunction) continue;
-    int full = __atomic_load_n(&cache->count, __ATOMIC_RELAXED) >= MOST;
-    int failed = full ? 0 : remember(cache, key, launched.v_obj);
+    remember(cache, key, launched.v_obj);
     TVMFFIObjectDecRef(launched.v_obj);
     result->type_index = kTVMFFINone;
-    return failed;
+    return 0;
   }
   return_false(result);
   return 0;
@@ -155,13 +160,14 @@ static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
   if (teaching) {
     TVMFFIObjectHandle function = arguments[operands].v_obj;
     if (!operands && add(cache, function)) return -1;
-    if (known && remember(cache, &key, function)) return -1;
+    if (known && !remember(cache, &key, function)) return refuse("MemoryError", "out of memory");
     return_integer(result, __atomic_load_n(&cache->count, __ATOMIC_RELAXED));
     return 0;
   }
   const struct choice *choice = known ? recall(cache, &key) : NULL;
   if (!choice) {
-    if (known && operands == 3) return select_and_launch(cache, &key, arguments, result);
+    int full = __atomic_load_n(&cache->count, __ATOMIC_RELAXED) >= MOST;
+    if (known && operands == 3 && !full) return select_and_launch(cache, &key, arguments, result);
     return_false(result);
     return 0;
   }

@@ -4,8 +4,8 @@
  *
  *     cutlass_aot_select(tilings, clusters, costs, traffic, measured, operands, device) -> choose
  *     choose(a, b, out)         launches the kernel with the least estimated time, the first of equals, and returns what launched
- *                               it; the kernel's number if it is not known how to launch it; -1 if Python has to decide, which
- *                               knows more than is known here
+ *                               it, or false if that launched nothing; the kernel's number if it is not known how to launch it;
+ *                               -1 if Python has to decide, which knows more than is known here
  *     choose(batch, m, n, k)    the number of the kernel for operands that are known to be served
  *     choose(number, launch)    from now on, the kernel of this number is launched by this function of launcher.c
  *
@@ -215,7 +215,7 @@ static int launch_fastest(struct selection *selection, const TVMFFIAny *operands
   TVMFFIAny given[3];
   memcpy(given, operands, sizeof given);
   if (TVMFFIFunctionCall(launch, given, 3, result)) return -1;
-  if (result->type_index != kTVMFFINone) return 0; /* it was not for this function */
+  if (result->type_index != kTVMFFINone) return 0; /* false: nothing was launched */
   TVMFFIObjectIncRef(launch);
   return_function(result, launch);
   return 0;

@@ -38,10 +38,13 @@ def make(
 ) -> Any:
     """The native function that chooses among candidates on a GPU.
 
-    It takes batch, m, n and k; or three tensors. It returns the number of the candidate with the least
-    estimated time, and for tensors -1 if it cannot tell whether the kernels support them, or if the problem
-    was ``measured``. ``select`` is the launcher's function of that name, ``operands`` are the kernels'
-    constraints, ``ordinal`` is the GPU's.
+    It takes batch, m, n and k, and returns the number of the candidate with the least estimated time. Given a
+    number and a function, it launches that candidate by it from then on: for three tensors it launches the
+    candidate and returns the function, or the number if it has none. It returns -1 if it cannot tell whether
+    the kernels support the tensors, or if the problem was ``measured``.
+
+    ``select`` is the launcher's function of that name, ``operands`` are the kernels' constraints, ``ordinal``
+    is the GPU's.
     """
     rows = (constants.costs, constants[1:]) if isinstance(constants, Derivation) else constants
     try:

@@ -224,10 +224,10 @@ def sought(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-def run_on_gpu(bundle: Bundle, *shape: int, layout: str = "ttt", **how: Any) -> None:
+def run_on_gpu(bundle: Bundle, *shape: int, layout: str = "ttt", device: int = 0, **how: Any) -> None:
     """Compute a product of arrays that claim to be on a GPU, as native code sees them."""
     a, b, out, product = arrays(*shape, layout=layout)
-    bundle.gemm(*on_gpu(a, b, out), **how)
+    bundle.gemm(*on_gpu(a, b, out, device=device), **how)
     np.testing.assert_allclose(out, product, rtol=1e-5, atol=1e-5)
 
 
@@ -262,12 +262,53 @@ def test_python_chooses_where_native_code_does_not(bundle: Bundle, sought: list[
     assert sought[4:] == [(24, 12)]
 
 
+@pytest.mark.parametrize("first", [(1, 12, 16), (8, 12, 4)])
+def test_a_first_problem_that_native_code_does_not_choose_for_decides_nothing(
+    bundle: Bundle, sought: list[tuple[int, ...]], first: tuple[int, ...]
+) -> None:
+    run_on_gpu(bundle, *first)
+    for m in (16, 20, 24, 28):
+        run_on_gpu(bundle, m, 12, 16)
+    assert len(sought) == (2 if 1 in first else 1)
+
+
+def test_a_choice_that_another_thread_makes_meanwhile_does_no_harm(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices, real = bundle._dispatcher._native_choices, native.function
+
+    def function(launcher: Any, symbol: str) -> Any:
+        found = real(launcher, symbol)
+        if symbol != "cutlass_aot_dispatch_cache":
+            return found
+
+        def make(alignment: int) -> Any:
+            cache = found(alignment)
+
+            def call(*operands: Any) -> Any:
+                if len(operands) == 1:
+                    choices[GEMM][len(choices[GEMM]),] = None
+                return cache(*operands)
+
+            return call
+
+        return make
+
+    monkeypatch.setattr(native, "function", function)
+    monkeypatch.setattr(Dispatcher, "_assign", lambda *_, **__: None)
+    run_on_gpu(bundle, 8, 12, 16)
+    run_on_gpu(bundle, 8, 12, 16, layout="tnt")
+    bundle._dispatcher._caches.clear()
+    run_on_gpu(bundle, 16, 12, 16)
+    assert len(choices[GEMM]) == 2 + 4
+
+
 def test_what_was_learnt_is_kept_when_what_was_remembered_is_dropped(
     bundle: Bundle, sought: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "MAX_REMEMBERED", 1)
     run_on_gpu(bundle, 8, 12, 16)
-    # Another layout asks Python, and is one choice too many.
+    # One row asks Python, and is one choice too many.
     run_on_gpu(bundle, 1, 12, 16)
     assert bundle._dispatcher._caches == {}
     run_on_gpu(bundle, 1, 16, 16)

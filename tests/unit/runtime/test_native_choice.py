@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutlass_aot.errors import CorruptFile
+from cutlass_aot.runtime.dispatch import MAX_REMEMBERED
 from cutlass_aot.runtime.opened import native_choice
 from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
 from cutlass_aot.schema.kernels.operands import OperandDescription, describe, supports
@@ -29,8 +30,6 @@ from tests.support.native_launcher import GEMM, Native, Refused, product, tensor
 
 TRAFFIC = Traffic(1, 1, 2, 8)
 H200 = Machine(132, 1980, 4917)
-MOST = 65536
-"""Choices of selections that a dispatch cache remembers."""
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +293,10 @@ def test_a_dispatch_cache_launches_what_a_selection_chooses_and_remembers_it(nat
     cache = native.dispatch_cache()
     first, second = tensors(*product(m=96)), tensors(*product(m=72, batch=3))
     assert cache(*first) is False
-    assert cache(choose) == 0
+    # However often it is added, it is asked once.
+    held = choose.references
+    assert cache(choose) == cache(choose) == 0
+    assert choose.references == held + 1
     known = launch.references
     for turn in range(3):
         assert [seen.shape[1] for seen in native.record(cache, *first)] == [96, 16, 96]
@@ -353,15 +355,20 @@ def test_an_error_of_a_chosen_launch_is_not_remembered(native: Native) -> None:
     assert launch.references == known
 
 
-def test_a_full_dispatch_cache_launches_what_it_does_not_remember(native: Native) -> None:
+def test_a_full_dispatch_cache_asks_no_selection(native: Native) -> None:
+    """Python finds the kernel then, and drops the cache."""
     choose, launch = learnt(native)
     cache = native.dispatch_cache()
     cache(choose)
     given, known = tensors(*product()), launch.references
-    for m in range(2, MOST + 3):
+    for m in range(2, MAX_REMEMBERED + 2):
         given[0].shape[0] = given[2].shape[0] = m
         assert cache(*given) is None
-    assert launch.references == known + MOST
+    assert launch.references == known + MAX_REMEMBERED
+    assert cache(*given) is None
+    given[0].shape[0] = given[2].shape[0] = 1 << 20
+    assert cache(*given) is False
+    assert cache(*given, launch) == MAX_REMEMBERED + 1
 
 
 def test_threads_learn_choose_and_launch_at_once(native: Native) -> None:
