@@ -419,6 +419,56 @@ static void choose_like(struct random *random) {
   if (result.type_index == kTVMFFIBool && one_in(random, 4)) TVMFFIFunctionCall(shared_choose, arguments, 2, &result);
 }
 
+static struct function *shared_selections[2];
+/* A selection of two kernels of 8 x 8, for products in f16, which look() stands for once it is taught. */
+static struct function *two_kernels(void) {
+  uint32_t tilings[2 * 13];
+  double clusters[] = {1, 132}, costs[2 * 15], traffic[] = {2, 2, 2};
+  int64_t rules[] = {kDLFloat, 16, 1, 1, 1, kDLFloat, 16, 2, 1, 1, kDLFloat, 16, 1, 1, 1};
+  for (int index = 0; index < 2 * 13; index++) tilings[index] = 1;
+  for (int index = 0; index < 2 * 15; index++) costs[index] = 1;
+  costs[15] = 2; /* its launch takes longer */
+  TVMFFIByteArray bytes[] = {{(char *)tilings, sizeof tilings}, {(char *)clusters, sizeof clusters}, {(char *)costs, sizeof costs},
+                             {(char *)traffic, sizeof traffic}, {(char *)rules, sizeof rules}};
+  static const int places[] = {0, 1, 2, 3, 5};
+  TVMFFIAny arguments[7] = {[4] = {.type_index = kTVMFFISmallBytes}, [6] = {.type_index = kTVMFFIInt}};
+  for (int index = 0; index < 5; index++) {
+    arguments[places[index]].type_index = kTVMFFIByteArrayPtr;
+    arguments[places[index]].v_ptr = &bytes[index];
+  }
+  struct function *made = make(__tvm_ffi_cutlass_aot_select, arguments, 7);
+  if (!made) fail("no selection was made");
+  return made;
+}
+
+static int launch_nothing(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
+  (void)self, (void)arguments, (void)count, (void)result;
+  return 0;
+}
+
+static struct function *shared_launch;
+static void select_like(struct random *random) {
+  struct function *selection = shared_selections[below(random, 2)];
+  TVMFFIAny arguments[3] = {{.type_index = kTVMFFIInt}, {.type_index = kTVMFFIFunction}}, result = {.type_index = kTVMFFINone};
+  arguments[0].v_int64 = below(random, 2);
+  arguments[1].v_obj = &shared_launch->head;
+  if (TVMFFIFunctionCall(selection, arguments, 2, &result)) fail("a kernel was not learnt");
+  arguments[0] = (TVMFFIAny){.type_index = kTVMFFIFunction};
+  arguments[0].v_obj = &selection->head;
+  if (TVMFFIFunctionCall(shared_choose, arguments, 1, &result)) fail("a selection was not added");
+  int64_t m = 2 + below(random, 400), extents[3][4] = {{m, 64, 64, 1}, {64, 8, 1, 64}, {m, 8, 8, 1}};
+  DLTensor tensors[3];
+  for (int position = 0; position < 3; position++) {
+    tensors[position] = (DLTensor){.ndim = 2, .device = {kDLCUDA, 0}, .dtype = {kDLFloat, 16, 1}};
+    tensors[position].shape = extents[position];
+    tensors[position].strides = extents[position] + 2;
+    arguments[position] = (TVMFFIAny){.type_index = kTVMFFIDLTensorPtr};
+    arguments[position].v_ptr = &tensors[position];
+  }
+  result = (TVMFFIAny){.type_index = kTVMFFINone};
+  if (TVMFFIFunctionCall(shared_choose, arguments, 3, &result)) fail("a chosen launch failed");
+}
+
 struct thread {
   pthread_t id;
   struct random random;
@@ -430,6 +480,7 @@ static void *work(void *argument) {
   for (long turn = 0; turn < thread->count; turn++) {
     launch_object(&thread->random);
     choose_like(&thread->random);
+    select_like(&thread->random);
   }
   return NULL;
 }
@@ -441,6 +492,8 @@ static void run_threads(uint64_t seed, long count) {
   shared_choose = make(__tvm_ffi_cutlass_aot_dispatch_cache, &alignment, 1);
   for (int which = 0; which < CHOICES; which++)
     TVMFFIFunctionCreate((void *)(intptr_t)which, teach, NULL, (TVMFFIObjectHandle *)&shared_launches[which]);
+  for (int which = 0; which < 2; which++) shared_selections[which] = two_kernels();
+  TVMFFIFunctionCreate(NULL, launch_nothing, NULL, (TVMFFIObjectHandle *)&shared_launch);
   struct thread threads[MAX_THREADS];
   pthread_barrier_init(&start, NULL, MAX_THREADS);
   for (int number = 0; number < MAX_THREADS; number++) {
@@ -450,6 +503,8 @@ static void run_threads(uint64_t seed, long count) {
   for (int number = 0; number < MAX_THREADS; number++) pthread_join(threads[number].id, NULL);
   for (int which = 0; which < CHOICES; which++) TVMFFIObjectDecRef(shared_launches[which]);
   TVMFFIObjectDecRef(shared_choose);
+  for (int which = 0; which < 2; which++) TVMFFIObjectDecRef(shared_selections[which]);
+  TVMFFIObjectDecRef(shared_launch);
   for (int object = 0; object < OBJECTS; object++) cuda_dialect_unload_library_once(&states[object]);
   if (fake_unprepared || fake_forbidden || fake_overlaps) fail("a launch before its load, or a load that is forbidden");
   int sum = 0;

@@ -70,6 +70,16 @@ def test_what_is_wrong_in_a_call_is_found(tmp_path, name, old, new, found):
             "(*head = made, 1)",
         ),
         (
+            "dispatch_cache.c",
+            "__atomic_compare_exchange_n(last, &next, made, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)",
+            "((next = *last) ? 0 : (*last = made, 1))",
+        ),
+        (
+            "select.c",
+            "__atomic_load_n(&selection->kernels[number].launch, __ATOMIC_ACQUIRE)",
+            "selection->kernels[number].launch",
+        ),
+        (
             "shim.c",
             "    pthread_mutex_lock(&load_lock);\n    if (!is_loaded(library, device))",
             "    if (!is_loaded(library, device))",
