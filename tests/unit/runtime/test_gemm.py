@@ -272,30 +272,34 @@ def test_a_first_problem_that_native_code_does_not_choose_for_decides_nothing(
     assert len(sought) == (2 if 1 in first else 1)
 
 
-def test_a_choice_that_another_thread_makes_meanwhile_does_no_harm(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choices, real = bundle._dispatcher._native_choices, native.function
+def wrap_caches(monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Any], Callable[..., Any]]) -> None:
+    """From now on, dispatch caches are what ``wrap`` gives for them; Python calls them each time."""
+    real = native.function
 
     def function(launcher: Any, symbol: str) -> Any:
         found = real(launcher, symbol)
         if symbol != "cutlass_aot_dispatch_cache":
             return found
-
-        def make(alignment: int) -> Any:
-            cache = found(alignment)
-
-            def call(*operands: Any) -> Any:
-                if len(operands) == 1:
-                    choices[GEMM][len(choices[GEMM]),] = None
-                return cache(*operands)
-
-            return call
-
-        return make
+        return lambda alignment: wrap(found(alignment))
 
     monkeypatch.setattr(native, "function", function)
     monkeypatch.setattr(Dispatcher, "_assign", lambda *_, **__: None)
+
+
+def test_a_choice_that_another_thread_makes_meanwhile_does_no_harm(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = bundle._dispatcher._native_choices
+
+    def meanwhile(cache: Any) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if len(given) == 1:
+                choices[GEMM][len(choices[GEMM]),] = None
+            return cache(*given)
+
+        return call
+
+    wrap_caches(monkeypatch, meanwhile)
     run_on_gpu(bundle, 8, 12, 16)
     run_on_gpu(bundle, 8, 12, 16, layout="tnt")
     bundle._dispatcher._caches.clear()
@@ -320,21 +324,7 @@ def test_what_was_learnt_is_kept_when_what_was_remembered_is_dropped(
 def test_a_launcher_of_an_older_release_does_not_choose(
     bundle: Bundle, sought: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = native.function
-
-    def function(launcher: Any, symbol: str) -> Any:
-        found = real(launcher, symbol)
-        if symbol != "cutlass_aot_dispatch_cache":
-            return found
-
-        def make(alignment: int) -> Any:
-            cache = found(alignment)
-            return lambda *operands: False if len(operands) == 1 else cache(*operands)
-
-        return make
-
-    monkeypatch.setattr(native, "function", function)
-    monkeypatch.setattr(Dispatcher, "_assign", lambda *_, **__: None)
+    wrap_caches(monkeypatch, lambda cache: lambda *given: False if len(given) == 1 else cache(*given))
     for _ in range(2):
         run_on_gpu(bundle, 8, 12, 16)
         run_on_gpu(bundle, 16, 12, 16)
