@@ -420,7 +420,7 @@ static void choose_like(struct random *random) {
 }
 
 static struct function *shared_selections[2];
-/* A selection of two kernels of 8 x 8, for products in f16, which look() stands for once it is taught. */
+/* A selection among two kernels, for products in f16. Tiles of 1 x 1: only which is faster counts. */
 static struct function *two_kernels(void) {
   uint32_t tilings[2 * 13];
   double clusters[] = {1, 132}, costs[2 * 15], traffic[] = {2, 2, 2};
