@@ -29,7 +29,7 @@ def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
 
     They replace those that were measured for the same groups on the same GPU model. Rankings of other groups
     and other GPU models stay, and so do modelled ones. Groups that were not measured get a cost model from
-    those that were, unless they were measured before.
+    those that were, and times if their kernels are alike, unless they were measured before.
 
     Raises:
         TuningError: if the file has no times, times of other kernels or other code, or kernels that failed.
@@ -51,7 +51,6 @@ def with_tuning(plan: BundlePlan, tuning: Tuning) -> BundlePlan:
     found = {(ranking.group, ranking.gpu, ranking.measured): ranking for ranking in plan.rankings}
     for ranking in new:
         key = (ranking.group, ranking.gpu, ranking.measured)
-        # Constants that were taken from another group do not replace times.
-        if ranking.problems or key not in found or not found[key].problems:
+        if key not in found or ranking.precedence >= found[key].precedence:
             found[key] = ranking
     return replace(plan, rankings=tuple(found.values()))

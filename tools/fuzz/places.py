@@ -58,7 +58,10 @@ from tools.torture import other_files
 def sample_ranking(entries: Sequence[KernelEntry]) -> Ranking:
     digests = tuple(entry.kernel.digest for entry in entries)
     times = tuple(1e-6 * (number + 1) for number in range(len(digests)))
-    problems = RankedProblems(RankedProblem(Extents(1, 64 * m, 128, 256), digests, times) for m in (1, 2, 3))
+    problems = RankedProblems(
+        RankedProblem(Extents(1, 64 * m, 128, 256), digests[:m], times[:m], frozenset(digests[m:]))
+        for m in (1, 2, 3)
+    )
     return Ranking(entries[0].kernel.group, "NVIDIA H200", True, "tuned for a test", problems)
 
 

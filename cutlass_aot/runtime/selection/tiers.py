@@ -67,11 +67,13 @@ class Ranked:
         problems: how many were measured or ranked.
         machine: what times scale with; None if no cost model was fitted.
         fitted: constants by the kernels' digests, each with the machine that they were fitted on.
+        measured_as: names of groups whose kernels were measured in place of these, as text; ``""`` for none.
     """
 
     def __init__(self, *rankings: Ranking) -> None:
         self.gpu = rankings[0].gpu if rankings else ""
         self.problems = sum(len(ranking.problems) for ranking in rankings)
+        self.measured_as = " and ".join(sorted({r.measured_as for r in rankings if r.measured_as}))
         self.machine: Machine | None = next((r.machine for r in rankings if r.machine is not None), None)
         # Each with the GPU that it was fitted on: of two of one model, one may have a lower clock.
         self.fitted: dict[str, tuple[Costs, Machine]] = {}
@@ -109,7 +111,8 @@ class Ranked:
             return found[0] if found else None
         times = {d: t for problem in found for d, t in zip(problem.kernels, problem.seconds, strict=True)}
         kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
-        return RankedProblem(found[0].extents, kernels, tuple(times[digest] for digest in kernels))
+        slower = frozenset().union(*(problem.slower for problem in found))
+        return RankedProblem(found[0].extents, kernels, tuple(times[digest] for digest in kernels), slower)
 
     def extents(self) -> set[tuple[int, ...]]:
         """Batch, m, n and k of the problems of all groups."""
@@ -172,7 +175,7 @@ def prefer(
     ``costs`` gives the cost of each kernel by its digest, if their author declared a formula.
     """
     if known.measured is not None:
-        found = tuned(known.measured, candidates, extents, machine)
+        found = tuned(known.measured, candidates, extents, machine, first=fastest is not None)
         if found is None and isinstance(extents, OwnExtents):
             found = near(known.measured, extents)
         if found is not None:
@@ -193,22 +196,31 @@ def prefer(
 
 
 def tuned(
-    ranking: Ranked, candidates: Callable[[], Candidates], extents: Extents, machine: Machine
+    ranking: Ranked,
+    candidates: Callable[[], Candidates],
+    extents: Extents,
+    machine: Machine,
+    *,
+    first: bool = False,
 ) -> Preference | None:
     """The first tier: measured times of this very problem.
 
-    A kernel without a time at it is not a slow one: the cost model, corrected by what it gives for the
+    A kernel that was not measured at it is not a slow one: the cost model, corrected by what it gives for the
     fastest of those with a time, says where it stands. It has to be faster by :data:`DOUBT` to go before one
-    that was measured.
+    that was measured. Kernels that were slower than those with a time come after these, in the model's order;
+    with ``first``, they are left out where that saves the model.
     """
     problem = ranking.exact(extents)
     if problem is None:
         return None
     times = {digest: seconds * 1e6 for digest, seconds in zip(problem.kernels, problem.seconds, strict=True)}
-    best = problem.seconds[0] * 1e6
-    reason = f"{extents} was measured: {best:.1f} µs, the best of {len(times)}"
-    unmeasured = ranking.fitted.keys() - times.keys()
-    if not unmeasured:
+    best, last = problem.seconds[0] * 1e6, problem.seconds[-1] * 1e6
+    as_what = f" as {ranking.measured_as}" if ranking.measured_as else ""
+    measured = len(times) + len(problem.slower)
+    reason = f"{extents} was measured{as_what}: {best:.1f} µs, the best of {measured}"
+    others = ranking.fitted.keys() - times.keys()
+    unmeasured = others - problem.slower
+    if not (unmeasured if first else others):
         return Preference("tuned", reason, problem.kernels, tuple(times.values()))
     members = candidates()
     estimates = _estimates(ranking.costs_on(members, machine), members, extents, machine)
@@ -219,9 +231,14 @@ def tuned(
     expected = {digest: time * correction for digest, time in estimates.items() if digest in unmeasured}
     if expected and min(expected.values()) * DOUBT < best:
         reason += f", and one of {len(expected)} others is expected to take {min(expected.values()):.1f} µs"
-    places = {**times, **{digest: time * DOUBT for digest, time in expected.items()}}
+    slower = {
+        digest: max(last, time * correction) for digest, time in estimates.items() if digest in problem.slower
+    }
+    # In this order, of which equals stay: a slower kernel does not go before one with a time.
+    places = {**times, **{digest: time * DOUBT for digest, time in expected.items()}, **slower}
     order = tuple(sorted(places, key=places.__getitem__))
-    return Preference("tuned", reason, order, tuple({**times, **expected}[digest] for digest in order))
+    shown = {**times, **expected, **slower}
+    return Preference("tuned", reason, order, tuple(shown[digest] for digest in order))
 
 
 def near(ranking: Ranked, extents: Extents) -> Preference | None:

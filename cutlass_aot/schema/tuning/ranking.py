@@ -5,7 +5,7 @@ kernel of the group.
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import accumulate, repeat
 from math import inf
 from operator import lt
@@ -21,7 +21,7 @@ from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.costs import FORMULA, MAX_FORMULA, Costs, Machine, check_costs
 
 RANKING_KIND = "cutlass-aot ranking"
-RANKING_SCHEMA = 6
+RANKING_SCHEMA = 7
 MAX_EXTENT = 2**63 - 1
 """Of a problem; operands say how many bits their extents have (:attr:`~.OperandConstraint.max_extent`)."""
 
@@ -31,9 +31,10 @@ _COSTS = struct.Struct(f"<{len(Costs._fields)}f")
 MOST_KERNELS = 1 << 16
 """Of a ranking: problems name kernels by positions of 16 bits."""
 
-_COLUMNS = {"extents": "q", "counts": "I", "positions": "H", "seconds": "f"}
+_COLUMNS = {"extents": "q", "counts": "I", "positions": "H", "seconds": "f", "slower": "B"}
 """What the file has of all problems, in their order, with the format of a number: batch, m, n and k; how many
-kernels a problem has; and the position of each of these, and its time if it was measured. Little-endian."""
+kernels a problem has; the position of each of these; if they were measured, the time of each; and, a bit for
+each kernel of the ranking, which were slower. Little-endian, the bit of the first kernel lowest."""
 
 _ROW = struct.Struct("<4q")
 
@@ -123,12 +124,14 @@ class RankedProblem(NamedTuple):
     """The kernels of one group for one problem, best first; kernels that are not listed rank last.
 
     ``kernels`` has the digests (:attr:`~.Kernel.digest`) of at least one. ``seconds`` has the measured time
-    of each, ascending, or is empty where nothing was measured.
+    of each, ascending, or is empty where nothing was measured. ``slower`` has the kernels that were measured
+    too, and took longer than each of these.
     """
 
     extents: Extents
     kernels: tuple[str, ...]
     seconds: tuple[float, ...] = ()
+    slower: frozenset[str] = frozenset()
 
 
 class _Columns(NamedTuple):
@@ -139,21 +142,24 @@ class _Columns(NamedTuple):
         ends: of each problem, how many kernels it and those before it have.
         positions: of the kernels, among ``digests``; see :data:`_COLUMNS`.
         seconds: their times; empty where nothing was measured.
-        digests: of the kernels that the positions mean.
+        slower: the kernels that were slower; empty where nothing was measured.
+        digests: of the kernels that the positions and bits mean.
     """
 
     rows: Mapping[tuple[int, ...], int]
     ends: Sequence[int]
     positions: bytes
     seconds: bytes
+    slower: bytes
     digests: Sequence[str]
 
     @classmethod
     def of(cls, body: Mapping[str, bytes], measured: bool, digests: Sequence[str]) -> "_Columns":
         """Check the columns as a whole; ValueError, TypeError or KeyError if they are malformed."""
-        extents, counts, positions, seconds = (body[name] for name in _COLUMNS)
-        if not {type(extents), type(counts), type(positions), type(seconds)} <= {bytes}:
+        columns = [body[name] for name in _COLUMNS]
+        if not set(map(type, columns)) <= {bytes}:
             raise TypeError("a column of the problems is not bytes")
+        extents, counts, positions, seconds, slower = columns
         count = len(extents) // _ROW.size
         if (len(extents), len(counts)) != (_ROW.size * count, 4 * count):
             raise ValueError("the problems have other numbers of extents and of counts")
@@ -166,7 +172,10 @@ class _Columns(NamedTuple):
         total = ends[-1] if ends else 0
         if len(positions) != 2 * total or len(seconds) != (4 * total if measured else 0):
             raise ValueError("the problems have other numbers of kernels, positions and times")
-        return cls(dict(zip(rows, range(len(rows)), strict=True)), ends, positions, seconds, digests)
+        if len(slower) != (count * _bytes_of_bits(digests) if measured else 0):
+            raise ValueError("the problems have other numbers of bits than of kernels")
+        numbers = dict(zip(rows, range(len(rows)), strict=True))
+        return cls(numbers, ends, positions, seconds, slower, digests)
 
     def problem(self, number: int, extents: Extents) -> RankedProblem:
         """Decode a problem; ValueError or IndexError if it is malformed."""
@@ -177,7 +186,18 @@ class _Columns(NamedTuple):
             raise ValueError(f"the problem {extents} has no kernels, or one twice")
         if not all(0 < time < inf for time in times) or list(times) != sorted(times):
             raise ValueError(f"the times of the problem {extents} are impossible, or not in order")
-        return RankedProblem(extents, tuple(self.digests[place] for place in places), times)
+        kernels = tuple(self.digests[place] for place in places)
+        width = _bytes_of_bits(self.digests) if self.slower else 0
+        bits = int.from_bytes(self.slower[width * number : width * (number + 1)], "little")
+        slower = frozenset(digest for place, digest in enumerate(self.digests) if bits >> place & 1)
+        if bits >> len(self.digests) or not slower.isdisjoint(kernels):
+            raise ValueError(f"a slower kernel of the problem {extents} is none, or has a time")
+        return RankedProblem(extents, kernels, times, slower)
+
+
+def _bytes_of_bits(digests: Sized) -> int:
+    """Bytes of a problem in the column of slower kernels."""
+    return (len(digests) + 7) // 8
 
 
 class RankedProblems(Sequence[RankedProblem]):
@@ -208,7 +228,9 @@ class RankedProblems(Sequence[RankedProblem]):
     @property
     def kernels(self) -> frozenset[str]:
         """Digests of the kernels that the problems can name."""
-        named = (digest for problem in self._decoded.values() for digest in problem.kernels)
+        named = (
+            digest for problem in self._decoded.values() for digest in (*problem.kernels, *problem.slower)
+        )
         return frozenset((*(self._encoded.digests if self._encoded is not None else ()), *named))
 
     def find(self, extents: tuple[int, ...]) -> RankedProblem | None:
@@ -251,6 +273,8 @@ class Ranking(NamedTuple):
         costs: the constants of each kernel of the group by its digest, sorted; empty without a cost model.
         formula: the :data:`~.costs.FORMULA` that the constants are of. Those of another are not read: the
             times count alone, as if no cost model had been fitted, and ``origin`` says so.
+        measured_as: name of the group whose kernels were measured in place of these, which differ from them
+            by element types of the same width; ``""`` if these were measured.
     """
 
     group: str
@@ -261,6 +285,12 @@ class Ranking(NamedTuple):
     machine: Machine | None = None
     costs: tuple[tuple[str, Costs], ...] = ()
     formula: int = FORMULA
+    measured_as: str = ""
+
+    @property
+    def precedence(self) -> int:
+        """Of two for a group and a GPU model: own times go before times of others, these before constants."""
+        return 0 if not self.problems else 1 if self.measured_as else 2
 
     @property
     def kernels(self) -> frozenset[str]:
@@ -292,14 +322,17 @@ class Ranking(NamedTuple):
             "machine": None if self.machine is None else list(self.machine),
             "costs": b"".join(_COSTS.pack(*costs) for _, costs in self.costs),
             "formula": self.formula,
+            "measured_as": self.measured_as,
         }
         return seal(RANKING_KIND, RANKING_SCHEMA, body)
 
-    def _columns(self, position: Mapping[str, int]) -> tuple[list[float], ...]:
+    def _columns(self, position: Mapping[str, int]) -> tuple[Sequence[float], ...]:
         """The columns of the problems, in the order of :data:`_COLUMNS`; positions of kernels by digest."""
         problems = list(self.problems)
+        width = _bytes_of_bits(position) if self.measured else 0
         for problem in problems:
-            if len(problem.seconds) != (len(problem.kernels) if self.measured else 0):
+            timed = len(problem.kernels) if self.measured else 0
+            if len(problem.seconds) != timed or (problem.slower and not timed):
                 raise BundleError(
                     f"the ranking of group {self.group[:12]} for {self.gpu}: {problem.extents} has other "
                     "numbers of kernels and times"
@@ -309,6 +342,10 @@ class Ranking(NamedTuple):
             [len(problem.kernels) for problem in problems],
             [position[digest] for problem in problems for digest in problem.kernels],
             [seconds for problem in problems for seconds in problem.seconds],
+            b"".join(
+                sum(1 << position[digest] for digest in problem.slower).to_bytes(width, "little")
+                for problem in problems
+            ),
         )
 
     @classmethod
@@ -331,7 +368,7 @@ class Ranking(NamedTuple):
                 origin += f"; its cost model is of formula {formula} and not used: this release has {FORMULA}"
             if bool(costs) != (machine is not None):
                 raise ValueError("a cost model without a GPU, or a GPU without one")
-            check_lines(str(body["gpu"]), str(body["origin"]))
+            check_lines(str(body["gpu"]), str(body["origin"]), str(body["measured_as"]))
             return cls(
                 group=str(body["group"]),
                 gpu=str(body["gpu"]),
@@ -341,6 +378,7 @@ class Ranking(NamedTuple):
                 machine=machine,
                 costs=costs,
                 formula=formula,
+                measured_as=str(body["measured_as"]),
             )
         except MALFORMED as error:
             raise CorruptFile(f"{what} is malformed: {error!r}") from None

@@ -24,6 +24,10 @@ Objects = Mapping[str, tuple[Kernel, str | None]]
 _SHOWN = 16
 """Digits of a digest in messages."""
 
+FASTEST = 16
+"""Kernels of a measured problem that a ranking has the times of. Of the others it says that they are slower,
+which takes a bit each: they are not chosen, and the times of all make a bundle larger and slower to read."""
+
 
 def objects_of(entries: Iterable[KernelEntry]) -> Objects:
     """Kernels of a bundle, for checking tuning files."""
@@ -103,7 +107,8 @@ def rankings(tuning: Tuning, kernels: Objects, others: Iterable[Tuning] = ()) ->
     ``kernels`` are those of the bundle. Those that the file does not name get constants of the cost model
     too: in groups that were measured, and in other groups of GEMMs for the same target, whose rankings have
     no problems. ``others`` are other tuning files, of this GPU model first, which may have measured such
-    kernels.
+    kernels. A group that was not measured takes the times of one whose kernels differ by element types of the
+    same width alone.
     """
     driver = f", driver {tuning.driver}" if tuning.driver else ""
     origin = f"tuned {tuning.date} on {tuning.gpu}{driver}"
@@ -112,19 +117,60 @@ def rankings(tuning: Tuning, kernels: Objects, others: Iterable[Tuning] = ()) ->
     for kernel, _ in kernels.values():
         members.setdefault(kernel.group, []).append(kernel)
     models = _Models(tuning, members, others)
+    twins = _Twins(tuning.groups, members)
     found = []
     for digest in sorted(members.keys() | groups.keys()):
-        group = groups.get(digest)
-        ranked = tuple(_ranked(p) for p in group.problems if p.ranked) if group is not None else ()
-        costs = models.costs(group, members.get(digest, []))
-        if ranked or costs:
+        group, own = groups.get(digest), members.get(digest, [])
+        measured, measured_as = () if group is None else group.problems, ""
+        if not any(problem.ranked for problem in measured):
+            measured, measured_as = twins.problems(own)
+        costs = models.costs(group, own)
+        problems = RankedProblems(_ranked(problem) for problem in measured if problem.ranked)
+        if problems or costs:
             machine = tuning.machine if costs else None
-            problems = RankedProblems(ranked)
             model = None if group is None else group.model
             accuracy = None if model is None else model.accuracy
-            text = f"{origin}: {accuracy}" if accuracy is not None else origin
-            found.append(Ranking(digest, tuning.gpu, True, text, problems, machine, costs))
+            text = f"{origin} as {measured_as}" if measured_as else origin
+            if accuracy is not None:
+                text += f": {accuracy}"
+            found.append(
+                Ranking(digest, tuning.gpu, True, text, problems, machine, costs, measured_as=measured_as)
+            )
     return tuple(found)
+
+
+class _Twins:
+    """The kernels of a tuning file by what they have in common with others of element types as wide."""
+
+    def __init__(self, groups: Iterable[TunedGroup], members: Mapping[str, Sequence[Kernel]]) -> None:
+        self._groups = [
+            (group, {_twin(kernel): kernel.digest for kernel in members.get(group.digest, [])})
+            for group in groups
+        ]
+
+    def problems(self, own: Sequence[Kernel]) -> tuple[tuple[TunedProblem, ...], str]:
+        """The problems of the group with the most, with the ``own`` kernels in place of its, and its name."""
+        best: tuple[tuple[TunedProblem, ...], str] = (), ""
+        for group, digests in self._groups:
+            pairs = ((digests.get(_twin(kernel)), kernel.digest) for kernel in own)
+            names = {theirs: digest for theirs, digest in pairs if theirs is not None}
+            problems = tuple(problem.renamed(names) for problem in group.problems) if names else ()
+            measured = tuple(problem for problem in problems if problem.ranked)
+            if len(measured) > len(best[0]):
+                best = measured, group.name
+        return best
+
+
+def _twin(kernel: Kernel) -> tuple[object, ...]:
+    """What two kernels have in common that differ by element types of the same width alone."""
+    widths = tuple(
+        (operand._replace(dtype=""), DTYPES[operand.dtype].bits if operand.dtype in DTYPES else operand.dtype)
+        for operand in kernel.operands
+    )
+    return (
+        *(kernel.operation, kernel.generator, kernel.target, kernel.accumulator, kernel.accumulation),
+        *(widths, kernel.epilogue, kernel.parameters, kernel.design, kernel.constants),
+    )
 
 
 class _Models:
@@ -208,15 +254,16 @@ def _key(kernel: Kernel) -> _Key:
 
 
 def _ranked(problem: TunedProblem) -> RankedProblem:
-    """Kernels that were measured to the end, best first, then those that were stopped early."""
+    """The fastest kernels with their times, also of those that were stopped early, and which were slower."""
     last = problem.ranked[-1][1]
     # A stopped measurement is shorter, and its time may be below that of the last ranked kernel.
     dropped = [(digest, max(found, last)) for digest, found in problem.stopped]
     times = sorted((*problem.ranked, *dropped), key=lambda item: item[1])
     return RankedProblem(
         problem.extents,
-        tuple(digest for digest, _ in times),
-        tuple(microseconds / 1e6 for _, microseconds in times),
+        tuple(digest for digest, _ in times[:FASTEST]),
+        tuple(microseconds / 1e6 for _, microseconds in times[:FASTEST]),
+        frozenset(digest for digest, _ in times[FASTEST:]),
     )
 
 
@@ -276,10 +323,9 @@ def rankings_of_manifest(
             raise ManifestError(f"select.tuning: {name}: no problem was measured: leave the file out")
         for ranking in own:
             other, known = found.setdefault((ranking.group, ranking.gpu), (name, ranking))
-            if ranking.problems and not known.problems:
-                # Times go before constants that were taken from another group.
+            if ranking.precedence > known.precedence:
                 found[ranking.group, ranking.gpu] = name, ranking
-            elif other != name and ranking.problems:
+            elif other != name and ranking.problems and not ranking.measured_as:
                 groups = {group.digest: group.name for group in tuning.groups}
                 raise ManifestError(
                     f"select.tuning: {other} and {name} both have times of group {groups[ranking.group]} on "

@@ -107,10 +107,15 @@ class TunedProblem:
 
     def among(self, digests: Container[str]) -> "TunedProblem":
         """The measurements of some kernels alone."""
+        return self.renamed({digest: digest for digest in self.kernels if digest in digests})
+
+    def renamed(self, names: Mapping[str, str]) -> "TunedProblem":
+        """The measurements of some kernels alone, under other digests by their own."""
         ranked, stopped = (
-            tuple(time for time in times if time[0] in digests) for times in (self.ranked, self.stopped)
+            tuple((names[digest], time) for digest, time in times if digest in names)
+            for times in (self.ranked, self.stopped)
         )
-        failed = tuple(failure for failure in self.failed if failure[0] in digests)
+        failed = tuple((names[digest], reason) for digest, reason in self.failed if digest in names)
         return replace(self, ranked=ranked, stopped=stopped, failed=failed)
 
     def validate(self) -> None:

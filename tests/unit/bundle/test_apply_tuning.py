@@ -71,9 +71,8 @@ def test_nothing_but_rankings_changes(bundle, tmp_path):
     assert tree(bundle) == before
     after = tree(tmp_path / "out")
     changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    # The ranking itself, and what has its digest.
+    # Rankings themselves, and what has their digests.
     assert {path.partition("/")[0] for path in changed} == {"rankings", "catalog.msgpack", "MANIFEST.json"}
-    assert sum(path.startswith("rankings/") for path in changed) == 1
     assert verify_bundle(tmp_path / "out") == []
 
 
@@ -81,11 +80,27 @@ def test_the_measured_ranking_of_the_same_group_and_gpu_is_replaced_and_others_s
     old = rankings_of(bundle)
     apply_tuning(bundle, tuning([tuned_group(entries(F16))]), tmp_path / "out")
     new = rankings_of(tmp_path / "out")
-    assert len(new) == len(old) == 4
-    (replaced,) = [item for item in new if item not in old]
-    assert (replaced.group, replaced.gpu, replaced.measured) == (F16[0].group, GPU, True)
-    assert replaced.origin == "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04"
-    assert replaced.problems[0].extents == PROBLEM
+    assert (len(old), len(new)) == (4, 5)
+    found = {item.group: item for item in new if item not in old}
+    # The other group's kernels differ by their element types alone, and had no times.
+    assert found.keys() == {F16[0].group, BF16[0].group}
+    assert {(item.gpu, item.measured) for item in found.values()} == {(GPU, True)}
+    origin = "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04"
+    assert found[F16[0].group].origin == origin
+    assert found[BF16[0].group].origin == f"{origin} as {F16[0].group_name}"
+    assert {item.problems[0].extents for item in found.values()} == {PROBLEM}
+
+
+def test_times_of_a_groups_own_kernels_stay_where_another_is_measured(bundle, tmp_path):
+    """They are replaced by other times of its own alone."""
+    apply_tuning(bundle, tuning([tuned_group(entries(BF16))]), tmp_path / "own")
+    own = [item for item in rankings_of(tmp_path / "own") if item.group == BF16[0].group]
+    apply_tuning(tmp_path / "own", tuning([tuned_group(entries(F16))]), tmp_path / "out")
+    assert [item for item in rankings_of(tmp_path / "out") if item.group == BF16[0].group] == own
+    # And the other way about: times of others give way to its own.
+    apply_tuning(bundle, tuning([tuned_group(entries(F16))]), tmp_path / "others")
+    apply_tuning(tmp_path / "others", tuning([tuned_group(entries(BF16))]), tmp_path / "last")
+    assert [item for item in rankings_of(tmp_path / "last") if item.group == BF16[0].group] == own
 
 
 def test_a_build_with_the_file_gives_what_applying_it_gives(tmp_path):

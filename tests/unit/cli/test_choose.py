@@ -25,7 +25,7 @@ from tests.support.bundles import write_bundle as small_bundle
 from tests.support.declared_kernels import tuned
 from tests.support.kernels import gemm
 from tests.support.replace import replace
-from tests.support.synthetic import entry, kernels, plan
+from tests.support.synthetic import entry, group, kernels, plan
 from tests.support.tunings import PROBLEM, tuned_group, tuning
 
 F16 = kernels()
@@ -47,13 +47,15 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """Two groups, in f16 and bf16; the first was measured at one problem, and a model is fitted to that."""
-    group = tuned_group([entry(kernel) for kernel in F16])
+    """Groups in f16, bf16 and with an output in f32. The first was measured at one problem, with a model."""
+    measured = tuned_group([entry(kernel) for kernel in F16])
     tilings = {kernel.digest: Tiling.of(kernel) for kernel in F16}
-    fitted = fit_group(group, tilings, Traffic.of(F16[0].operands), "sm_90a", Machine(132, 1980, 4917))
+    fitted = fit_group(measured, tilings, Traffic.of(F16[0].operands), "sm_90a", Machine(132, 1980, 4917))
     assert fitted.model is not None
     fitted = replace(fitted, model=replace(fitted.model, accuracy=ACCURACY))
-    made = with_tuning(plan(tmp_path / "linked", rankings=()), tuning([fitted]))
+    untuned = plan(tmp_path / "linked", rankings=())
+    wide = group(tmp_path / "linked", kernels(dtypes=("bf16", "bf16", "f32")))
+    made = with_tuning(replace(untuned, groups=(*untuned.groups, wide)), tuning([fitted]))
     write_bundle(made, tmp_path / "small")
     return tmp_path / "small"
 
@@ -61,13 +63,17 @@ def bundle(tmp_path: Path) -> Path:
 def test_each_kind_of_gemm_has_its_choice(run: Run, bundle: Path) -> None:
     status, out, errors = run(bundle, *SIZES, "--gpu", "NVIDIA H200", "--top", 2)
     assert (status, errors) == (0, "")
-    first, second, last = out.split("\n\n")
-    assert last == "2 choices; name one by --dtypes (bf16.bf16.bf16, f16.f16.f16)\n"
-    assert " ".join(first.partition("µs")[0].split()) == (
-        "gemm-bf16.bf16.bf16-f32-tnt-sm_90a: fitted: the least time by the cost model fitted on NVIDIA H200 "
+    first, second, third, last = out.split("\n\n")
+    assert last == "3 choices; name one by --dtypes (bf16.bf16.bf16, bf16.bf16.f32, f16.f16.f16)\n"
+    assert " ".join(first.partition("kernel")[0].split()) == (
+        "gemm-bf16.bf16.bf16-f32-tnt-sm_90a: tuned: 512x1024x2048 was measured as "
+        "gemm-f16.f16.f16-f32-tnt-sm_90a: 10.0 µs, the best of 3 µs bound by"
+    )
+    assert " ".join(second.partition("µs")[0].split()) == (
+        "gemm-bf16.bf16.f32-f32-tnt-sm_90a: fitted: the least time by the cost model fitted on NVIDIA H200 "
         "to kernels of other operands"
     )
-    lines = second.splitlines()
+    lines = third.splitlines()
     assert lines[0] == (
         "gemm-f16.f16.f16-f32-tnt-sm_90a: tuned: 512x1024x2048 was measured: 10.0 µs, the best of 3"
     )
@@ -323,7 +329,8 @@ def test_show_says_what_a_groups_choices_are_known_by(
         known[kernel.group.name] = " ".join(text.split())
     origin = "tuned 2026-11-21 on NVIDIA H200, driver 580.159.04"
     assert known == {
-        "gemm-bf16.bf16.bf16-f32-tnt-sm_90a": f"0 problems, {origin}",
+        "gemm-bf16.bf16.bf16-f32-tnt-sm_90a": f"1 problem, {origin} as gemm-f16.f16.f16-f32-tnt-sm_90a",
+        "gemm-bf16.bf16.f32-f32-tnt-sm_90a": f"0 problems, {origin}",
         "gemm-f16.f16.f16-f32-tnt-sm_90a": f"1 problem, {origin}: {ACCURACY}",
     }
 

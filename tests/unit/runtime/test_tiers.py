@@ -157,6 +157,38 @@ def test_the_fastest_that_were_measured_correct_the_estimates_of_others() -> Non
     assert found.expected[found.digests.index(unmeasured)] == pytest.approx(2 * times[unmeasured])
 
 
+def test_kernels_that_were_slower_come_after_those_with_a_time() -> None:
+    """In the model's order, for which a launch does not wait."""
+    problem = ranked(SQUARE, "ee", "cc", seconds=(1e-5, 2e-5))._replace(slower=frozenset(("aa", "bb", "dd")))
+    ranking = ranking_of(problem, costs=list(TILES))
+    found = tuned(ranking, lambda: ALL, SQUARE, H200)
+    assert found is not None
+    times = {digest: item.microseconds for digest, item in estimates_of(SQUARE).items()}
+    assert found.digests == ("ee", "cc", *sorted(("aa", "bb", "dd"), key=times.__getitem__))
+    assert found.reason == "4096x4096x4096 was measured: 10.0 µs, the best of 5"
+    assert all(one <= other for one, other in pairwise(found.expected))
+    first = tuned(ranking, never, SQUARE, H200, first=True)
+    assert first is not None
+    assert (first.digests, first.reason) == (("ee", "cc"), found.reason)
+    # One that was not measured may be faster.
+    problem = problem._replace(slower=frozenset(("aa", "bb")))
+    several = tuned(ranking_of(problem, costs=list(TILES)), lambda: ALL, SQUARE, H200, first=True)
+    assert several is not None
+    assert set(several.digests) == set(TILES)
+    # Without a cost model, nothing more is known of them.
+    unfitted = tuned(ranking_of(problem), never, SQUARE, H200)
+    assert unfitted is not None
+    assert unfitted.digests == ("ee", "cc")
+
+
+def test_times_of_other_kernels_are_named() -> None:
+    problems = RankedProblems((ranked(SQUARE, "aa"),))
+    ranking = Ranking("g", "NVIDIA H200", True, "", problems, measured_as="gemm-bf16")
+    found = tuned(Ranked(ranking), never, SQUARE, H200)
+    assert found is not None
+    assert found.reason == "4096x4096x4096 was measured as gemm-bf16: 10.0 µs, the best of 1"
+
+
 def test_times_of_all_groups_are_compared() -> None:
     first = ranking_of(ranked(SQUARE, "aa", "bb", seconds=(3e-5, 9e-5)), costs=["aa", "bb"])
     second = ranking_of(ranked(SQUARE, "cc", "dd", seconds=(1e-5, 5e-5)), costs=["cc", "dd"])

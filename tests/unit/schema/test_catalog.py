@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from cutlass_aot.errors import CorruptFile, SchemaTooNew
+from cutlass_aot.errors import BundleError, CorruptFile, SchemaTooNew
 from cutlass_aot.schema.bundles import catalog as module
 from cutlass_aot.schema.bundles.catalog import (
     CATALOG_KIND,
@@ -423,7 +423,8 @@ def ranking(**changes):
     values = {
         "group": "cd" * 32, "gpu": "NVIDIA H200", "measured": True, "origin": "tuned for a test",
         "problems": (
-            RankedProblem(FIRST, ("bb", "aa"), (2**-16, 3 * 2**-16)), RankedProblem(SECOND, ("aa",), (1.0,)),
+            RankedProblem(FIRST, ("bb", "aa"), (2**-16, 3 * 2**-16)),
+            RankedProblem(SECOND, ("aa",), (1.0,), frozenset(("bb",))),
         ),
     }  # fmt: skip
     found = {**values, **changes}
@@ -447,14 +448,15 @@ def test_extents_read_as_a_problem():
     assert str(SECOND) == f"16 of 64x64x{2**40}"
 
 
-def columns(*problems):
-    """Problems (extents, positions, times) as the file has them."""
+def columns(*problems, slower=None):
+    """Problems (extents, positions, times) as the file has them, with the bits of slower kernels of each."""
     extents, positions, seconds = (
         [item for row in column for item in row] for column in zip(*problems, strict=True)
     )
     counts = [len(problem[1]) for problem in problems]
-    forms = {"extents": "q", "counts": "I", "positions": "H", "seconds": "f"}
-    given = zip(forms.items(), (extents, counts, positions, seconds), strict=True)
+    bits = [0] * len(problems) if slower is None else slower
+    forms = {"extents": "q", "counts": "I", "positions": "H", "seconds": "f", "slower": "B"}
+    given = zip(forms.items(), (extents, counts, positions, seconds, bits), strict=True)
     return {name: struct.pack(f"<{len(column)}{form}", *column) for (name, form), column in given}
 
 
@@ -487,6 +489,14 @@ def test_an_impossible_problem_is_refused_when_it_is_needed(problem):
         list(read.problems)
 
 
+def test_slower_kernels_are_kernels_without_a_time():
+    problem = (ONES, [0], [1.0])
+    assert with_problems(columns(problem, slower=[0b10])).problems[0].slower == {"bb"}
+    for bits in (0b01, 0b11, 0b100, 0b1000_0000):
+        with pytest.raises(CorruptFile, match="a slower kernel of the problem 1x1x1 is none, or has a time"):
+            list(with_problems(columns(problem, slower=[bits])).problems)
+
+
 ONE = columns((ONES, [0], [1.0]))
 
 
@@ -512,9 +522,11 @@ ONE = columns((ONES, [0], [1.0]))
         {"problems": {**ONE, "counts": b"\xff" * 4}},
         {"problems": {**ONE, "positions": ONE["positions"] + b"1"}},
         {"problems": {**ONE, "seconds": ONE["seconds"][:3]}},
+        {"problems": {**ONE, "slower": b""}},
+        {"problems": {**ONE, "slower": b"\0\0"}},
         {"problems": {**ONE, "positions": "00"}},
         {"problems": {**ONE, "extents": [1, 1, 1, 1]}},
-        {"problems": {name: ONE[name] for name in ("extents", "counts", "positions")}},
+        {"problems": {name: ONE[name] for name in ("extents", "counts", "positions", "seconds")}},
         {"problems": [[[1, 1, 1, 1], b"\0\0", b"abcd"]]},
         {"problems": 3},
     ],
@@ -534,6 +546,12 @@ def test_a_modelled_ranking_has_no_times():
     data = seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": ONE})
     with pytest.raises(CorruptFile, match="other numbers of kernels, positions and times"):
         Ranking.from_bytes(data, "it")
+    data = seal(RANKING_KIND, RANKING_SCHEMA, {**found, "problems": {**ONE, "seconds": b""}})
+    with pytest.raises(CorruptFile, match="other numbers of bits than of kernels"):
+        Ranking.from_bytes(data, "it")
+    slower = given.problems[1]._replace(slower=frozenset(("bb",)))
+    with pytest.raises(BundleError, match="has other numbers of kernels and times"):
+        ranking(measured=False, problems=(slower,)).to_bytes()
 
 
 def test_problems_are_decoded_when_they_are_needed():

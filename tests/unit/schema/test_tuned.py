@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from cutlass_aot.schema.kernels.tiling import Tiling
 from cutlass_aot.schema.tuning.costs import FEATURES, FORMULA, Machine, Regression, derived
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from cutlass_aot.schema.tuning.tuned import (
+    FASTEST,
     applies,
     fits,
     objects_of,
@@ -22,6 +24,7 @@ from cutlass_aot.schema.tuning.tuned import (
     sound,
 )
 from cutlass_aot.schema.tuning.tuning import FittedModel, TunedProblem, Tuning
+from tests.support.kernels import gemm
 from tests.support.synthetic import entry, kernels
 from tests.support.tunings import GPU, PROBLEM, tuned_group, tuning
 
@@ -120,6 +123,71 @@ def test_rankings_have_what_was_measured_in_order():
     assert without_driver.origin == "tuned 2026-11-21 on NVIDIA H200"
 
 
+def test_rankings_have_the_times_of_the_fastest():
+    """Of the others they say that they were measured."""
+    many = [entry(gemm(design={"family": "F", "tile_shape": (128, 8 * n, 64)})) for n in range(1, 33)]
+    digests = [item.kernel.digest for item in many]
+    times = tuple((digest, 10.0 + number) for number, digest in enumerate(digests[:20]))
+    stopped = tuple((digest, 40.0) for digest in digests[20:24])
+    (found,) = rankings(
+        tuning([tuned_group(many, [TunedProblem(PROBLEM, times, stopped)])]), objects_of(many)
+    )
+    (problem,) = found.problems
+    assert problem.kernels == tuple(digests[:FASTEST])
+    assert problem.seconds == pytest.approx([1e-6 * (10 + number) for number in range(FASTEST)])
+    assert problem.slower == set(digests[FASTEST:24])
+    assert Ranking.from_bytes(found.to_bytes(), "it").problems[0].slower == problem.slower
+
+
+def test_a_group_that_was_not_measured_takes_the_times_of_kernels_that_differ_by_types_as_wide():
+    first, second, third = (item.kernel.digest for item in F16)
+    problems = [
+        TunedProblem(PROBLEM, ((second, 10.5), (first, 12.0)), ((third, 13.0),)),
+        TunedProblem(Extents(2, 8, 8, 8), ((first, 1.0),)),
+    ]
+    measured = tuning([tuned_group(F16, problems), tuned_group(BF16, []), tuned_group(FP8)])
+    # One kernel of the other group is not in the bundle.
+    found = {r.group: r for r in rankings(measured, objects_of([*F16, *BF16[1:], *FP8]))}
+    twins = found[BF16[0].kernel.group]
+    assert twins.problems == RankedProblems(
+        [
+            RankedProblem(
+                PROBLEM, (BF16[1].kernel.digest, BF16[2].kernel.digest), pytest.approx((10.5e-6, 13e-6))
+            )
+        ]
+    )
+    assert twins.measured_as == F16[0].kernel.group_name
+    assert twins.origin == f"tuned 2026-11-21 on NVIDIA H200, driver 580.159.04 as {twins.measured_as}"
+    assert Ranking.from_bytes(twins.to_bytes(), "it").measured_as == twins.measured_as
+    assert found[F16[0].kernel.group].measured_as == found[FP8[0].kernel.group].measured_as == ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtypes": ("bf16", "bf16", "f32")},
+        {"epilogue": "D = relu(accum)"},
+        {"accumulator": "f16"},
+        {"target": "sm_100a"},
+        {"generator": "another"},
+        {"layouts": "ttt"},
+    ],
+)
+def test_kernels_that_differ_by_more_than_types_as_wide_take_no_times(changes):
+    others = [entry(kernel) for kernel in kernels(**{"dtypes": ("bf16",) * 3, **changes})]
+    found = rankings(tuning([tuned_group(F16)]), objects_of([*F16, *others]))
+    assert {ranking.group for ranking in found if ranking.problems} == {F16[0].kernel.group}
+
+
+def test_a_group_takes_the_times_of_the_group_with_most():
+    more = [TunedProblem(Extents(1, 8 * m, 8, 8), ((F16[0].kernel.digest, 1.0),)) for m in (1, 2)]
+    other = [entry(kernel) for kernel in kernels(dtypes=("f16", "bf16", "f16"))]
+    for groups in itertools.permutations((tuned_group(F16, more), tuned_group(other))):
+        found = {r.group: r for r in rankings(tuning(groups), objects_of([*F16, *BF16, *other]))}
+        assert found[BF16[0].kernel.group].measured_as == F16[0].kernel.group_name
+        assert len(found[BF16[0].kernel.group].problems) == 2
+
+
 def test_a_file_with_a_kernel_that_failed_is_not_sound():
     first, second, _ = (item.kernel.digest for item in F16)
     assert sound(tuning([tuned_group(F16)]))
@@ -143,10 +211,11 @@ def test_the_files_of_a_manifest_are_taken_together():
         "h100.json": tuning([tuned_group(F16)], gpu="NVIDIA H100"),
     }
     found = of_manifest(files)
-    assert {(ranking.group, ranking.gpu) for ranking in found} == {
-        (F16[0].kernel.group, GPU),
-        (BF16[0].kernel.group, GPU),
-        (F16[0].kernel.group, "NVIDIA H100"),
+    assert {(ranking.group, ranking.gpu): ranking.measured_as for ranking in found} == {
+        (F16[0].kernel.group, GPU): "",
+        (BF16[0].kernel.group, GPU): "",
+        (F16[0].kernel.group, "NVIDIA H100"): "",
+        (BF16[0].kernel.group, "NVIDIA H100"): F16[0].kernel.group_name,
     }
     assert all(ranking.measured for ranking in found)
     assert of_manifest(dict(reversed(files.items()))) == found
@@ -159,7 +228,7 @@ def test_times_of_kernels_that_a_manifest_does_not_select_are_left_out():
         TunedProblem(PROBLEM, ((second, 10.5), (first, 12.0)), ((third, 13.0),)),
         TunedProblem(Extents(2, 8, 8, 8), ((third, 9.0),), (), ((first, "wrong"),)),
     ]
-    files = {"t.json": tuning([tuned_group(F16, problems), tuned_group(BF16)])}
+    files = {"t.json": tuning([tuned_group(F16, problems), tuned_group(FP8)])}
     (found,) = of_manifest(files, F16[1:])
     assert found.problems == RankedProblems(
         [
