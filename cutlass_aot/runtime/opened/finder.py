@@ -143,7 +143,7 @@ class Serving:
                 candidates,
                 constants,
                 machine,
-                () if measured is None else measured.extents(),
+                b"" if measured is None else measured.packed(),
                 self.groups[0].entry.operands,
                 ordinal,
             )

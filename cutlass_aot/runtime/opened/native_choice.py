@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
@@ -32,7 +32,7 @@ def make(
     candidates: Candidates,
     constants: Sequence[Costs] | Derivation,
     machine: Machine,
-    measured: Iterable[Iterable[int]],
+    measured: bytes,
     operands: Sequence[OperandConstraint],
     ordinal: int,
 ) -> Any:
@@ -43,8 +43,8 @@ def make(
     candidate and returns the function, or the number if it has none. It returns -1 if it cannot tell whether
     the kernels support the tensors, or if the problem was ``measured``.
 
-    ``select`` is the launcher's function of that name, ``operands`` are the kernels' constraints, ``ordinal``
-    is the GPU's.
+    ``select`` is the launcher's function of that name, ``measured`` has batch, m, n and k of each problem as
+    integers of 64 bits, ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
     """
     rows = (constants.costs, constants[1:]) if isinstance(constants, Derivation) else constants
     try:
@@ -53,7 +53,7 @@ def make(
             array("d", chain.from_iterable(candidates.clusters(machine.sm_count).items())).tobytes(),
             array("d", chain.from_iterable(rows)).tobytes(),
             _TRAFFIC.pack(*candidates.traffic[:3]),
-            array("q", chain.from_iterable(measured)).tobytes(),
+            measured,
             _rules(operands),
             ordinal,
         )

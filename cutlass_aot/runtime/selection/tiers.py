@@ -114,14 +114,14 @@ class Ranked:
         slower = frozenset().union(*(problem.slower for problem in found))
         return RankedProblem(found[0].extents, kernels, tuple(times[digest] for digest in kernels), slower)
 
-    def extents(self) -> set[tuple[int, ...]]:
-        """Batch, m, n and k of the problems of all groups."""
-        return set().union(*(ranking.problems.extents for ranking in self._rankings))
+    def packed(self) -> bytes:
+        """Batch, m, n and k of the problems of all groups, as little-endian integers of 64 bits."""
+        return b"".join(ranking.problems.packed for ranking in self._rankings)
 
     def nearest(self, extents: Extents) -> RankedProblem | None:
         """The nearest problem by the sum of octaves in all extents; None if none is within :data:`NEAR`."""
         found = []
-        for other in self.extents():
+        for other in set().union(*(ranking.problems.extents for ranking in self._rankings)):
             steps = [abs(log2(one / another)) for one, another in zip(extents, other, strict=True)]
             if max(steps) <= NEAR:
                 found.append((sum(steps), other))

@@ -73,6 +73,8 @@ _LEAST, _MOST = 1e-6, 1e6
 
 _LEAST_TAIL, _MOST_TAIL = 1e-3, 0.999
 _LEAST_OVERLAP, _MOST_OVERLAP = 1.05, 16.0
+_PLAUSIBLE = {"tail": (_LEAST_TAIL / 2, 1.0), "overlap": (1.0, 2 * _MOST_OVERLAP)}
+"""Bounds of what a file may have of constants that others than these do not have."""
 
 _Cost = Annotated[float, within(_LEAST / 2, 2 * _MOST)]
 
@@ -111,12 +113,12 @@ class Costs(NamedTuple):
     sharing: _Cost
     misalignment: _Cost
     within_line: _Cost
-    tail: Annotated[float, within(_LEAST_TAIL / 2, 1)]
+    tail: Annotated[float, within(*_PLAUSIBLE["tail"])]
     bandwidth: _Cost
     emptiness: _Cost
     partial_sectors: _Cost
     partial_lines: _Cost
-    overlap: Annotated[float, within(1, 2 * _MOST_OVERLAP)]
+    overlap: Annotated[float, within(*_PLAUSIBLE["overlap"])]
     unevenness: _Cost
 
     def on(self, measured: Machine, present: Machine) -> "Costs":
@@ -131,12 +133,13 @@ class Costs(NamedTuple):
         )
 
 
-def check_costs(costs: Costs) -> None:
-    """Refuse constants (ValueError) for which no time can be estimated."""
-    # min() and max() can pass over a NaN, depending on its place; a sum cannot.
-    sound = isfinite(sum(costs)) and min(costs) >= _LEAST / 2 and max(costs) <= 2 * _MOST
-    if not (sound and _LEAST_TAIL / 2 <= costs.tail <= 1 <= costs.overlap <= 2 * _MOST_OVERLAP):
-        raise ValueError(f"impossible constants of the cost model: {costs}")
+def check_costs(kernels: Sequence[Costs]) -> None:
+    """Refuse constants of kernels (ValueError) for which no time can be estimated."""
+    for name, column in zip(Costs._fields, zip(*kernels, strict=True), strict=False):
+        least, most = _PLAUSIBLE.get(name, (_LEAST / 2, 2 * _MOST))
+        # min() and max() can pass over a NaN, depending on its place; a sum cannot.
+        if not (isfinite(sum(column)) and least <= min(column) and max(column) <= most):
+            raise ValueError(f"impossible constants of the cost model: {name} of {list(column)}")
 
 
 class Derivation(NamedTuple):

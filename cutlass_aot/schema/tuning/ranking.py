@@ -6,6 +6,7 @@ kernel of the group.
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from functools import cached_property
 from itertools import accumulate, repeat
 from math import inf
 from operator import lt
@@ -138,7 +139,7 @@ class _Columns(NamedTuple):
     """The problems of a file, each decoded when it is needed: a process's first launch waits for the file.
 
     Attributes:
-        rows: extents to the number of their problem.
+        extents: of the problems, as the file has them.
         ends: of each problem, how many kernels it and those before it have.
         positions: of the kernels, among ``digests``; see :data:`_COLUMNS`.
         seconds: their times; empty where nothing was measured.
@@ -146,7 +147,7 @@ class _Columns(NamedTuple):
         digests: of the kernels that the positions and bits mean.
     """
 
-    rows: Mapping[tuple[int, ...], int]
+    extents: bytes
     ends: Sequence[int]
     positions: bytes
     seconds: bytes
@@ -155,7 +156,7 @@ class _Columns(NamedTuple):
 
     @classmethod
     def of(cls, body: Mapping[str, bytes], measured: bool, digests: Sequence[str]) -> "_Columns":
-        """Check the columns as a whole; ValueError, TypeError or KeyError if they are malformed."""
+        """Check the sizes of the columns; ValueError, TypeError or KeyError if they are malformed."""
         columns = [body[name] for name in _COLUMNS]
         if not set(map(type, columns)) <= {bytes}:
             raise TypeError("a column of the problems is not bytes")
@@ -163,19 +164,33 @@ class _Columns(NamedTuple):
         count = len(extents) // _ROW.size
         if (len(extents), len(counts)) != (_ROW.size * count, 4 * count):
             raise ValueError("the problems have other numbers of extents and of counts")
-        rows = list(_ROW.iter_unpack(extents))
-        if rows and min(map(min, rows)) < 1:
-            raise ValueError("an extent of a problem is below 1")
-        if not all(map(lt, rows, rows[1:])):
-            raise ValueError("problems are not in order, or one is ranked twice")
         ends = list(accumulate(struct.unpack(f"<{count}I", counts)))
         total = ends[-1] if ends else 0
         if len(positions) != 2 * total or len(seconds) != (4 * total if measured else 0):
             raise ValueError("the problems have other numbers of kernels, positions and times")
         if len(slower) != (count * _bytes_of_bits(digests) if measured else 0):
             raise ValueError("the problems have other numbers of bits than of kernels")
-        numbers = dict(zip(rows, range(len(rows)), strict=True))
-        return cls(numbers, ends, positions, seconds, slower, digests)
+        return cls(extents, ends, positions, seconds, slower, digests)
+
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """The extents of all problems; ValueError if they are malformed."""
+        rows = tuple(_ROW.iter_unpack(self.extents))
+        if rows and min(map(min, rows)) < 1:
+            raise ValueError("an extent of a problem is below 1")
+        if not all(map(lt, rows, rows[1:])):
+            raise ValueError("problems are not in order, or one is ranked twice")
+        return rows
+
+    def number(self, extents: tuple[int, ...]) -> int | None:
+        """The number of the problem of these extents, None if there is none."""
+        if max(extents) > MAX_EXTENT:
+            return None
+        row = _ROW.pack(*extents)
+        at = self.extents.find(row)
+        while at % _ROW.size and at > 0:
+            # What looks like a row begins within one.
+            at = self.extents.find(row, at + 1)
+        return None if at < 0 else at // _ROW.size
 
     def problem(self, number: int, extents: Extents) -> RankedProblem:
         """Decode a problem; ValueError or IndexError if it is malformed."""
@@ -207,9 +222,6 @@ class RankedProblems(Sequence[RankedProblem]):
         problems: no two have the same extents.
         encoded: those of a file, in place of ``problems``.
         what: names the file in errors.
-
-    Attributes:
-        extents: batch, m, n and k of each.
     """
 
     def __init__(
@@ -221,9 +233,23 @@ class RankedProblems(Sequence[RankedProblem]):
         self._decoded: dict[tuple[int, ...], RankedProblem] = {own.extents: own for own in problems}
         self._encoded = encoded
         self._what = what
-        self.extents: tuple[tuple[int, ...], ...] = (
-            tuple(sorted(self._decoded)) if encoded is None else tuple(encoded.rows)
-        )
+
+    @cached_property
+    def extents(self) -> tuple[tuple[int, ...], ...]:
+        """Batch, m, n and k of each; CorruptFile if they are malformed."""
+        if self._encoded is None:
+            return tuple(sorted(self._decoded))
+        try:
+            return self._encoded.rows()
+        except ValueError as error:
+            raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+
+    @property
+    def packed(self) -> bytes:
+        """Batch, m, n and k of each, as little-endian integers of 64 bits."""
+        if self._encoded is not None:
+            return self._encoded.extents
+        return b"".join(_ROW.pack(*extents) for extents in self.extents)
 
     @property
     def kernels(self) -> frozenset[str]:
@@ -236,7 +262,7 @@ class RankedProblems(Sequence[RankedProblem]):
     def find(self, extents: tuple[int, ...]) -> RankedProblem | None:
         """The problem of these extents, None if there is none; CorruptFile if it is malformed."""
         found = self._decoded.get(extents)
-        number = self._encoded.rows.get(extents) if found is None and self._encoded is not None else None
+        number = None if found is not None or self._encoded is None else self._encoded.number(extents)
         if self._encoded is not None and number is not None:
             try:
                 found = self._decoded[extents] = self._encoded.problem(number, Extents(*extents))
@@ -245,7 +271,7 @@ class RankedProblems(Sequence[RankedProblem]):
         return found
 
     def __len__(self) -> int:
-        return len(self.extents)
+        return len(self.extents if self._encoded is None else self._encoded.ends)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -400,9 +426,8 @@ def _digests(given: Any) -> list[str]:
 def _costs(data: bytes, digests: list[str]) -> tuple[tuple[str, Costs], ...]:
     if len(data) not in (0, len(digests) * _COSTS.size):
         raise ValueError("not as many constants as kernels")
-    found = tuple(Costs(*numbers) for numbers in _COSTS.iter_unpack(data))
-    for costs in found:
-        check_costs(costs)
+    found = tuple(map(Costs._make, _COSTS.iter_unpack(data)))
+    check_costs(found)
     return tuple(zip(digests, found, strict=True)) if found else ()
 
 

@@ -424,6 +424,6 @@ def test_a_large_problem_is_expected_below_the_peak_of_the_gpu(target: str, bits
 def test_the_constants_that_a_file_may_have_give_a_time_for_every_problem(
     costs: Costs, extents: Extents
 ) -> None:
-    check_costs(costs)
+    check_costs([costs])
     found = time(kernel((128, 128, 64), cluster_shape=(2, 1, 4), blocks_per_sm=2), extents, costs=costs)
     assert 0 < found < inf

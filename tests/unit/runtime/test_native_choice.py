@@ -82,8 +82,9 @@ def selection(
     operands: Any = GEMM,
     ordinal: int = 0,
 ) -> Any:
+    packed = b"".join(pack("=4q", *extents) for extents in measured)
     return native_choice.make(
-        partial(native.make, "select"), candidates, constants, H200, measured, operands, ordinal
+        partial(native.make, "select"), candidates, constants, H200, packed, operands, ordinal
     )
 
 
@@ -415,7 +416,7 @@ def test_threads_learn_choose_and_launch_at_once(native: Native) -> None:
 def test_what_is_not_a_group_is_refused(native: Native, position: int, value: Any, message: str) -> None:
     made: list[Any] = []
     candidates, costs = some_candidates(2)
-    native_choice.make(lambda *given: made.extend(given), candidates, costs, H200, (), GEMM, 0)
+    native_choice.make(lambda *given: made.extend(given), candidates, costs, H200, b"", GEMM, 0)
     assert native.make("select", *made)(1, 2, 3, 4) >= 0
     made[position] = value
     with pytest.raises(Refused, match=message):
@@ -428,7 +429,7 @@ def test_a_bundle_whose_tilings_are_impossible_is_corrupt() -> None:
 
     candidates, costs = some_candidates(2)
     with pytest.raises(CorruptFile, match=r"impossible tiling or operand.*build the bundle again"):
-        native_choice.make(refused, candidates, costs, H200, (), GEMM, 0)
+        native_choice.make(refused, candidates, costs, H200, b"", GEMM, 0)
 
 
 def test_what_is_not_a_problem_is_refused(native: Native) -> None:

@@ -489,6 +489,40 @@ def test_an_impossible_problem_is_refused_when_it_is_needed(problem):
         list(read.problems)
 
 
+@pytest.mark.parametrize(
+    "problems",
+    [
+        columns(([0, 1, 1, 1], [0], [1.0])),
+        columns(([1, 1, 1, -1], [0], [1.0])),
+        columns((ONES, [0], [1.0]), (ONES, [0], [1.0])),
+        columns(([1, 1, 1, 2], [0], [1.0]), (ONES, [0], [1.0])),
+    ],
+)
+def test_impossible_extents_are_refused_when_all_are_needed(problems):
+    read = with_problems(problems)
+    with pytest.raises(CorruptFile, match="it is malformed"):
+        list(read.problems)
+
+
+def test_the_problem_of_some_extents_is_found_where_it_stands():
+    """Bytes that look like it, but begin within other extents, are not it."""
+    wanted = (1, 2, 3, 4)
+    before = [
+        256,
+        512,
+        768,
+        1024,
+    ]  # From its second byte on, the bytes of (1, 2, 3, 4).
+    several = [(before, [0], [1.0]), ([2**32, 2**33, 3 * 2**32, 2**34], [0], [2.0])]
+    read = with_problems(columns(([1, 1, 1, 2], [1], [0.5]), *several))
+    assert read.problems.find(wanted) is None
+    assert read.problems.find((2**70, 1, 1, 1)) is None
+    read = with_problems(columns(([1, 1, 1, 2], [1], [0.5]), (wanted, [0, 1], [1.0, 2.0]), *several))
+    assert read.problems.find(wanted).seconds == (1.0, 2.0)
+    assert read.problems.find(tuple(before)).seconds == (1.0,)
+    assert (len(read.problems), len(read.problems.extents)) == (4, 4)
+
+
 def test_slower_kernels_are_kernels_without_a_time():
     problem = (ONES, [0], [1.0])
     assert with_problems(columns(problem, slower=[0b10])).problems[0].slower == {"bb"}
@@ -507,13 +541,9 @@ ONE = columns((ONES, [0], [1.0]))
         {"kernels": ["bb", "aa"]},
         {"kernels": ["aa", "aa"]},
         {"kernels": [1, 2]},
-        {"problems": columns(([0, 1, 1, 1], [0], [1.0]))},
-        {"problems": columns(([1, 1, 1, -1], [0], [1.0]))},
         {"problems": columns((ONES, [0], []))},
         {"problems": columns((ONES, [0], [1.0, 2.0]))},
         {"problems": columns((ONES, [0, 1], [1.0]))},
-        {"problems": columns((ONES, [0], [1.0]), (ONES, [0], [1.0]))},
-        {"problems": columns(([1, 1, 1, 2], [0], [1.0]), (ONES, [0], [1.0]))},
         {"problems": columns((ONES[:3], [0], [1.0]))},
         {"problems": {**ONE, "extents": ONE["extents"] + b"1"}},
         {"problems": {**ONE, "extents": ONE["extents"] * 2}},
