@@ -47,8 +47,10 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
         bare = annotation is typing.Tuple  # noqa: UP006
         return convert(argument, name, tuple if bare else annotation, *others, **named)
 
-    tensors = [item for item in _tensors([*arguments, *keywords.values()]) if not _is_known_to_tvm_ffi(item)]
-    for tensor in tensors:
+    given = _tensors([*arguments, *keywords.values()])
+    # Once each: a program may pass one tensor for several arguments.
+    tensors = {id(item): item for item in given if not _is_known_to_tvm_ffi(item)}
+    for tensor in tensors.values():
         # It decides how a passed tensor is checked, such as a recast one by its own dtype.
         tensor._tvm_ffi_tensor = _tvm_ffi_tensor(tensor)
     options.enable_tvm_ffi = property(lambda own: threading.get_ident() == thread or original.fget(own))
@@ -58,7 +60,7 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
     finally:
         options.enable_tvm_ffi = original
         converter._convert_single_arg = convert
-        for tensor in tensors:
+        for tensor in tensors.values():
             del tensor._tvm_ffi_tensor
 
 

@@ -8,6 +8,7 @@ explains.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,8 +24,28 @@ class _Absent:
         raise AttributeError
 
 
-_ADDRESSES = 1 << 44
-_ALIGNMENT_SHIFT = 9
+class _Addresses:
+    """Made-up addresses: storages do not overlap, and are aligned as by torch's allocator."""
+
+    _ALIGNMENT = 512
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 1 << 44
+        # By the address of torch's own record of a storage, which a later storage may have again: its range
+        # is then its own too, as the earlier one is gone.
+        self._ranges: dict[int, tuple[int, int]] = {}
+
+    def of(self, storage: Any) -> int:
+        """The address of a storage, the same at each call."""
+        size = int(storage.nbytes())
+        with self._lock:
+            address, known = self._ranges.get(storage._cdata, (0, -1))
+            if size > known:
+                address = self._next
+                self._next += max(-(-size // self._ALIGNMENT), 1) * self._ALIGNMENT
+                self._ranges[storage._cdata] = address, size
+        return address
 
 
 def make_tensors_fake(torch: Any) -> None:
@@ -35,10 +56,11 @@ def make_tensors_fake(torch: Any) -> None:
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda mode: True)
     fake_tensor.init_gpu_context = lambda device: None
 
+    addresses = _Addresses()
+
     def data_ptr(tensor: Any) -> int:
-        """A made-up address, different for each storage and aligned as by torch's allocator."""
-        storage = tensor.untyped_storage()._cdata >> 4 << _ALIGNMENT_SHIFT
-        return int(_ADDRESSES + storage + tensor.storage_offset() * tensor.element_size())
+        """The made-up address of its first element."""
+        return addresses.of(tensor.untyped_storage()) + int(tensor.storage_offset() * tensor.element_size())
 
     fake_tensor.FakeTensor.data_ptr = data_ptr
     fake_tensor.FakeTensor.__dlpack__ = lambda tensor, **options: _dlpack(torch, tensor)

@@ -13,6 +13,7 @@ from typing import Any
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.programs.record.fake_tensors import make_tensors_fake
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
+from cutlass_aot.programs.record.pretend_cuda import answer_for_driver, answer_for_runtime
 from cutlass_aot.programs.record.pretend_torch import answer_for
 from cutlass_aot.programs.start.after_import import AfterImport
 from cutlass_aot.programs.start.packages import cache_environment, target_environment
@@ -40,7 +41,7 @@ def capability(profile: DeviceProfile, target: str) -> tuple[int, int]:
 
 
 def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> AfterImport:
-    """Make torch and the DSL describe the profile's GPU in this process, once they are imported.
+    """Make torch, cuda-python and the DSL describe the profile's GPU here, once they are imported.
 
     Without ``fake_tensors``, only questions about the GPU are answered, and tensors are left to torch.
     :meth:`~AfterImport.end` of the result leaves alone what is imported later.
@@ -55,10 +56,10 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
     hooks: dict[str, Callable[[ModuleType], None]] = {
         "torch": pretend_torch,
         "cutlass.utils.hardware_info": lambda module: _pretend_hardware(module.HardwareInfo, profile, gpu),
-        "cutlass.base_dsl.runtime.cuda": lambda module: _pretend_attributes(module, gpu),
+        "cuda.bindings.driver": lambda module: answer_for_driver(module, gpu, context=fake_tensors),
+        "cuda.bindings.runtime": lambda module: answer_for_runtime(module, gpu, context=fake_tensors),
     }
     if fake_tensors:
-        hooks["cuda.bindings.driver"] = _pretend_context
         hooks["cutlass.operators.utils.tensor"] = _pretend_memory
         hooks["triton.runtime.jit"] = lambda module: _no_launches(module.JITFunction)
         hooks["triton.runtime.autotuner"] = lambda module: _no_launches(module.Autotuner)
@@ -70,13 +71,6 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
 def _no_launches(kernel: Any) -> None:
     """Make Triton's kernels run nothing: there is neither a driver nor data for them."""
     kernel.run = lambda self, *args, **options: None
-
-
-def _pretend_context(driver: Any) -> None:
-    """Make the driver report a context, as it would after the first tensor on a GPU."""
-    success = driver.CUresult.CUDA_SUCCESS
-    driver.cuCtxGetCurrent = lambda: (success, driver.CUcontext(1))
-    driver.cuCtxGetDevice = lambda: (success, driver.CUdevice(0))
 
 
 def _pretend_memory(module: Any) -> None:
@@ -102,23 +96,3 @@ def _pretend_hardware(hardware: Any, profile: DeviceProfile, gpu: GpuProperties)
     )
     hardware.get_device_multiprocessor_count = lambda self: profile.sm_count
     hardware.get_l2_cache_size_in_bytes = lambda self: gpu.L2_cache_size
-
-
-def _pretend_attributes(runtime: Any, gpu: GpuProperties) -> None:
-    """Answer the DSL's own queries, which it makes for kernels with several blocks a multiprocessor."""
-    attributes = {
-        "COMPUTE_CAPABILITY_MAJOR": gpu.major,
-        "COMPUTE_CAPABILITY_MINOR": gpu.minor,
-        "L2_CACHE_SIZE": gpu.L2_cache_size,
-        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": gpu.shared_memory_per_block_optin,
-        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": gpu.shared_memory_per_multiprocessor,
-        "MULTIPROCESSOR_COUNT": gpu.multi_processor_count,
-        "WARP_SIZE": gpu.warp_size,
-    }
-    ask = runtime.get_device_attribute
-
-    def answer(attribute: Any, device_id: int = 0) -> Any:
-        known = attributes.get(attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_"))
-        return ask(attribute, device_id) if known is None else known
-
-    runtime.get_device_attribute = answer

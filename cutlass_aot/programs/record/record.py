@@ -109,10 +109,21 @@ def plan_of(
 
 
 class Nothing:
-    """Stands for a compiled function where there is no GPU: takes any arguments and does nothing."""
+    """Stands for a compiled function where there is no GPU: takes any arguments and does nothing.
+
+    It has what the DSL's functions have that programs were seen to use beside calling them.
+    """
+
+    __signature__ = False
+    """:func:`inspect.signature` refuses it, as it does an ``ffi.Function``: any arguments are taken, so that
+    a program would read other parameters than the compiled function's."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> None:
         """Do nothing."""
+
+    def __tvm_ffi_object__(self) -> Nothing:
+        """What takes arguments in order: this one."""
+        return self
 
     def __repr__(self) -> str:
         return "<a compiled function that does nothing, as there is no GPU>"

@@ -75,8 +75,11 @@ KNOWN_PACKAGES = (
         },
         cache_switches=("flashinfer.cute_dsl.sparse.bsa_utils.cache_utils:CUTE_DSL_CACHE_ENABLED",),
     ),
+    # Both are read at every call.
+    ProgramPackage("nvidia-cudnn-frontend", caches_off={"CUDNN_FRONTEND_DISABLE_COMPILED_CACHE": "1"}),
 )
-"""Read from the sources of flash-attn-4 4.0.0b36, quack-kernels 0.6.5 and flashinfer-python 0.7.2."""
+"""Read from the sources of flash-attn-4 4.0.0b36, quack-kernels 0.6.5, flashinfer-python 0.7.2 and
+nvidia-cudnn-frontend 1.32.0."""
 
 
 def packages() -> tuple[ProgramPackage, ...]:

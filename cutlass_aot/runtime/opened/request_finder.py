@@ -157,7 +157,7 @@ def _by_name(function: Any, call: CallByName, group: Group) -> Any:
     from tvm_ffi.utils.kwargs_wrapper import make_kwargs_wrapper
 
     try:
-        return make_kwargs_wrapper(
+        made = make_kwargs_wrapper(
             function,
             arg_names=list(call.names),
             arg_defaults=tuple(map(default_value, call.defaults)),
@@ -165,6 +165,9 @@ def _by_name(function: Any, call: CallByName, group: Group) -> Any:
             kwonly_defaults={name: default_value(item) for name, item in call.keyword_defaults.items()},
             map_dataclass_to_tuple=list(call.dataclasses),
         )
+        # As the DSL's functions have it: the function that takes arguments in order.
+        made.__tvm_ffi_object__ = lambda: function
+        return made
     except (SyntaxError, TypeError, ValueError) as error:
         # TVM-FFI makes Python source of the names, and refuses what is not an identifier.
         raise CorruptFile(

@@ -50,6 +50,65 @@ print(info.get_max_active_clusters(4), info.get_device_multiprocessor_count())
     assert lines == ["True 1 0", "(9, 0) NVIDIA H200 132", "232448 32 False", "0 0", "30 132"]
 
 
+def test_questions_that_go_through_cuda_python_are_answered_from_the_profile(gpu):
+    lines = gpu.run("""
+from cuda.bindings import driver
+names = driver.CUdevice_attribute
+
+def numbers(*results):
+    return [result if isinstance(result, bytes) else int(result) for result in results]
+
+_, device = driver.cuDeviceGet(0)
+print(numbers(*driver.cuInit(0), *driver.cuDeviceGetCount(), *driver.cuDeviceGetName(100, device)))
+print(numbers(driver.cuDeviceGet(1)[0], *driver.cuDeviceComputeCapability(device)))
+print(numbers(*driver.cuDeviceTotalMem(device)))
+for name in ("MULTIPROCESSOR_COUNT", "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", "CLUSTER_LAUNCH", "CLOCK_RATE"):
+    print(numbers(*driver.cuDeviceGetAttribute(getattr(names, f"CU_DEVICE_ATTRIBUTE_{name}"), device)))
+print(numbers(*driver.cuCtxGetCurrent(), *driver.cuCtxSynchronize(), *driver.cuStreamSynchronize(0)))
+try:
+    driver.cuMemAlloc(16)
+except RuntimeError:
+    print("no memory")
+""").splitlines()
+    assert lines == [
+        "[0, 0, 1, 0, b'NVIDIA H200']", "[101, 0, 9, 0]", f"[0, {141 << 30}]",
+        "[0, 132]", "[0, 232448]", "[0, 1]", "[801, 0]", "[0, 1, 0, 0]", "no memory",
+    ]  # fmt: skip
+
+
+def test_questions_to_cudas_runtime_are_answered_from_the_profile(gpu):
+    lines = gpu.run("""
+from cuda.bindings import runtime
+kind = runtime.cudaDeviceAttr
+print(*map(int, (*runtime.cudaGetDeviceCount(), *runtime.cudaGetDevice(), *runtime.cudaSetDevice(1))))
+for name in ("ComputeCapabilityMajor", "MultiProcessorCount", "ClockRate"):
+    print(*map(int, runtime.cudaDeviceGetAttribute(getattr(kind, f"cudaDevAttr{name}"), 0)))
+error, found = runtime.cudaGetDeviceProperties(0)
+print(int(error), found.name.rstrip(bytes(1)), found.major, found.maxThreadsDim, found.l2CacheSize >> 20)
+print(int(runtime.cudaGetDeviceProperties(1)[0]), *map(int, runtime.cudaDeviceSynchronize()))
+""").splitlines()
+    assert lines == [
+        "0 1 0 0 101", "0 9", "0 132", "801 0", "0 b'NVIDIA H200' 9 [1024, 1024, 64] 50", "101 0",
+    ]  # fmt: skip
+
+
+def test_addresses_of_fake_tensors_do_not_overlap(gpu):
+    lines = gpu.run("""
+sizes = (1 << 20, 3, 1 << 16, 0, 1 << 24)
+tensors = [torch.empty(size, device="cuda", dtype=torch.uint8) for size in sizes]
+ranges = sorted((x.data_ptr(), x.data_ptr() + x.numel()) for x in tensors)
+print(all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:])), len(set(ranges)))
+print([x.data_ptr() % 512 for x in tensors], tensors[0][7:].data_ptr() - tensors[0].data_ptr())
+print([x.data_ptr() for x in tensors] == [x.data_ptr() for x in tensors])
+for _ in range(100):  # storages of the same record, one after the other
+    x = torch.empty(1 << 20, device="cuda")
+    y = torch.empty(1 << 10, device="cuda")
+    assert x.data_ptr() + 4 * x.numel() <= y.data_ptr() or y.data_ptr() + 4 * y.numel() <= x.data_ptr()
+    del x, y
+""").splitlines()
+    assert lines == ["True 5", "[0, 0, 0, 0, 0] 7", "True"]
+
+
 def test_tensors_on_the_gpu_are_fake_and_tensors_on_the_cpu_are_real(gpu):
     lines = gpu.run("""
 x = torch.randn(4, 8, device="cuda", dtype=torch.bfloat16)

@@ -104,6 +104,17 @@ def test_it_is_compiled_with_tvm_ffi_and_called_without():
     assert values.tolist() == [(1 * 5 + 4) * 5 + 4, 2.0]
 
 
+def test_one_tensor_may_be_given_for_several_arguments():
+    twice = tensor(1, 2)
+    arguments = (scaled, twice, (twice,), cutlass.Float32(5))
+    request = requested(cute.compile, *arguments)
+    compiled = compile_watched(request, partial(cute.compile, *arguments), arguments, {}, {})
+    assert "_tvm_ffi_tensor" not in vars(twice)
+    values = torch.tensor([1.0, 2.0])
+    as_requested(request, compiled.function)(from_dlpack(values), (from_dlpack(values),), cutlass.Float32(5))
+    assert values.tolist() == [7.0, 2.0]
+
+
 def test_a_tuple_may_be_annotated_without_its_elements():
     given = (cutlass.Float32(1), cutlass.Float32(2)), ((cutlass.Float32(3),), cutlass.Float32(4))
     arguments = (added, tensor(1, 2), *given)

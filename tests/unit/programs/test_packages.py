@@ -22,6 +22,7 @@ def test_every_known_package_has_a_cache_that_is_turned_off():
     assert off["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "0"
     assert off["QUACK_CACHE_ENABLED"] == "0"
     assert off["FLASHINFER_CUTE_DSL_DISABLE_CACHE"] == "1"
+    assert off["CUDNN_FRONTEND_DISABLE_COMPILED_CACHE"] == "1"
     assert all(package.caches_off for package in KNOWN_PACKAGES)
 
 

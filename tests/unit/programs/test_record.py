@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cutlass_aot.programs.record.record import Recorder
+import pytest
+
+from cutlass_aot.programs.record.record import Nothing, Recorder
 
 SLOW = """
 import time
@@ -74,3 +77,12 @@ def _is_alive(process: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_stands_for_a_compiled_function_has_what_programs_use_of_one():
+    """What takes arguments in order. It tells no parameters, as a function of TVM-FFI does not."""
+    nothing = Nothing()
+    assert nothing(1, "two", stream=None) is None
+    assert nothing.__tvm_ffi_object__()(1) is None
+    with pytest.raises((TypeError, ValueError)):
+        inspect.signature(nothing)

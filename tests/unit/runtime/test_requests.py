@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -122,6 +123,11 @@ def test_arguments_by_name_keywords_and_defaults(root: Path) -> None:
         found.function()
     with pytest.raises(TypeError, match="unexpected keyword argument 'w'"):
         found.function(1, w=1)
+    # As of the DSL's functions: what takes arguments in order, and which these are.
+    in_order = found.function.__tvm_ffi_object__()
+    assert type(in_order) is tvm_ffi.Function
+    assert in_order(1, 2, 0) == found.function(1, 2)
+    assert list(inspect.signature(found.function).parameters) == ["x", "y", "z"]
 
 
 @dataclass

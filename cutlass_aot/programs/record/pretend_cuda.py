@@ -1,0 +1,169 @@
+"""CUDA's driver and runtime, as cuda-python has them, without a GPU: they describe the GPU of a profile.
+
+Programs and packages ask ``cuda.bindings`` for the compute capability or the number of multiprocessors to
+decide which kernel to compile, and so does the DSL. What would need a GPU, such as memory, stays an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cutlass_aot.programs.record.gpu_properties import GpuProperties
+
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_RESERVED_SHARED_BYTES = 1024
+"""Of each block's shared memory, from compute capability 8.0 on."""
+
+
+def _attributes(gpu: GpuProperties) -> dict[str, int]:
+    """Attributes by their names in the driver, without the prefix. Those of the runtime have their numbers.
+
+    What no program was seen to decide a kernel by is left out.
+    """
+    return {
+        "MAX_THREADS_PER_BLOCK": gpu.max_threads_per_block,
+        **{f"MAX_BLOCK_DIM_{axis}": extent for axis, extent in zip("XYZ", _MAX_BLOCK, strict=True)},
+        **{f"MAX_GRID_DIM_{axis}": extent for axis, extent in zip("XYZ", _MAX_GRID, strict=True)},
+        "MAX_SHARED_MEMORY_PER_BLOCK": gpu.shared_memory_per_block,
+        "WARP_SIZE": gpu.warp_size,
+        "MAX_REGISTERS_PER_BLOCK": gpu.regs_per_multiprocessor,
+        "MULTIPROCESSOR_COUNT": gpu.multi_processor_count,
+        "INTEGRATED": gpu.is_integrated,
+        "CONCURRENT_KERNELS": 1,
+        "PCI_BUS_ID": gpu.pci_bus_id,
+        "PCI_DEVICE_ID": gpu.pci_device_id,
+        "PCI_DOMAIN_ID": gpu.pci_domain_id,
+        "L2_CACHE_SIZE": gpu.L2_cache_size,
+        "MAX_THREADS_PER_MULTIPROCESSOR": gpu.max_threads_per_multi_processor,
+        "UNIFIED_ADDRESSING": 1,
+        "COMPUTE_CAPABILITY_MAJOR": gpu.major,
+        "COMPUTE_CAPABILITY_MINOR": gpu.minor,
+        "STREAM_PRIORITIES_SUPPORTED": 1,
+        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": gpu.shared_memory_per_multiprocessor,
+        "MAX_REGISTERS_PER_MULTIPROCESSOR": gpu.regs_per_multiprocessor,
+        "MANAGED_MEMORY": 1,
+        "COOPERATIVE_LAUNCH": 1,
+        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": gpu.shared_memory_per_block_optin,
+        "RESERVED_SHARED_MEMORY_PER_BLOCK": _RESERVED_SHARED_BYTES,
+        "CLUSTER_LAUNCH": int(gpu.major >= 9),
+    }
+
+
+def _by_number(driver: Any, gpu: GpuProperties) -> dict[int, int]:
+    return {
+        int(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")): value
+        for name, value in _attributes(gpu).items()
+    }
+
+
+def answer_for_driver(driver: Any, gpu: GpuProperties, *, context: bool) -> None:
+    """Make ``cuda.bindings.driver`` describe a GPU.
+
+    With ``context``, it has a context too, as after the first tensor on a GPU, in which nothing runs.
+    """
+    success = driver.CUresult.CUDA_SUCCESS
+    unknown = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
+    attributes = _by_number(driver, gpu)
+
+    def attribute(attrib: Any, dev: Any) -> tuple[Any, int]:
+        value = attributes.get(int(attrib))
+        return (success, value) if value is not None else (unknown, 0)
+
+    answers: dict[str, Callable[..., Any]] = {
+        "cuInit": lambda flags: (success,),
+        "cuDeviceGetCount": lambda: (success, 1),
+        "cuDeviceGet": lambda ordinal: _of_ordinal(
+            ordinal, (success, driver.CUdevice(0)), (driver.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
+        ),
+        "cuDeviceGetAttribute": attribute,
+        "cuDeviceGetName": lambda length, dev: (success, gpu.name.encode()[: length - 1]),
+        "cuDeviceComputeCapability": lambda dev: (success, gpu.major, gpu.minor),
+        "cuDeviceTotalMem": lambda dev: (success, gpu.total_memory),
+    }
+    if context:
+        present = driver.CUcontext(1)
+        answers |= {
+            "cuCtxGetCurrent": lambda: (success, present),
+            "cuCtxGetDevice": lambda: (success, driver.CUdevice(0)),
+            "cuCtxSetCurrent": lambda ctx: (success,),
+            "cuCtxSynchronize": lambda: (success,),
+            "cuDevicePrimaryCtxRetain": lambda dev: (success, present),
+            "cuDevicePrimaryCtxRelease": lambda dev: (success,),
+            "cuStreamSynchronize": lambda stream: (success,),
+        }
+    _replace(driver, answers)
+
+
+def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> None:
+    """Make ``cuda.bindings.runtime`` describe a GPU; see :func:`answer_for_driver`."""
+    # The driver's names of attributes; its hook has been called, or will be.
+    from cuda.bindings import driver
+
+    success = runtime.cudaError_t.cudaSuccess
+    unknown = runtime.cudaError_t.cudaErrorNotSupported
+    invalid = runtime.cudaError_t.cudaErrorInvalidDevice
+    attributes = _by_number(driver, gpu)
+
+    def attribute(attr: Any, device: Any) -> tuple[Any, int]:
+        value = attributes.get(int(attr))
+        return (success, value) if value is not None else (unknown, 0)
+
+    def properties(device: Any) -> tuple[Any, Any]:
+        return _of_ordinal(device, (success, _properties(runtime, gpu)), (invalid, None))
+
+    answers: dict[str, Callable[..., Any]] = {
+        "cudaGetDeviceCount": lambda: (success, 1),
+        "cudaGetDevice": lambda: (success, 0),
+        "cudaSetDevice": lambda device: _of_ordinal(device, (success,), (invalid,)),
+        "cudaDeviceGetAttribute": attribute,
+        "cudaGetDeviceProperties": properties,
+    }
+    if context:
+        answers |= {
+            "cudaDeviceSynchronize": lambda: (success,),
+            "cudaStreamSynchronize": lambda stream: (success,),
+        }
+    _replace(runtime, answers)
+
+
+def _of_ordinal(ordinal: Any, found: tuple[Any, ...], missing: tuple[Any, ...]) -> tuple[Any, ...]:
+    """There is one GPU, whose ordinal is 0."""
+    return found if int(ordinal) == 0 else missing
+
+
+def _properties(runtime: Any, gpu: GpuProperties) -> Any:
+    made = runtime.cudaDeviceProp()
+    values: Mapping[str, Any] = {
+        # Cython's arrays of characters take all of their bytes.
+        "name": gpu.name.encode()[:255].ljust(256, b"\0"),
+        "major": gpu.major,
+        "minor": gpu.minor,
+        "multiProcessorCount": gpu.multi_processor_count,
+        "totalGlobalMem": gpu.total_memory,
+        "l2CacheSize": gpu.L2_cache_size,
+        "warpSize": gpu.warp_size,
+        "maxThreadsPerBlock": gpu.max_threads_per_block,
+        "maxThreadsPerMultiProcessor": gpu.max_threads_per_multi_processor,
+        "maxThreadsDim": list(_MAX_BLOCK),
+        "maxGridSize": list(_MAX_GRID),
+        "sharedMemPerBlock": gpu.shared_memory_per_block,
+        "sharedMemPerBlockOptin": gpu.shared_memory_per_block_optin,
+        "sharedMemPerMultiprocessor": gpu.shared_memory_per_multiprocessor,
+        "reservedSharedMemPerBlock": _RESERVED_SHARED_BYTES,
+        "regsPerBlock": gpu.regs_per_multiprocessor,
+        "regsPerMultiprocessor": gpu.regs_per_multiprocessor,
+        "integrated": gpu.is_integrated,
+        "concurrentKernels": 1,
+        "cooperativeLaunch": 1,
+        "clusterLaunch": int(gpu.major >= 9),
+    }
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def _replace(module: Any, answers: Mapping[str, Callable[..., Any]]) -> None:
+    for name, answer in answers.items():
+        setattr(module, name, answer)
