@@ -1,7 +1,8 @@
 """CUDA's driver and runtime, as cuda-python has them, without a GPU: they describe the GPU of a profile.
 
 Programs and packages ask ``cuda.bindings`` for the compute capability or the number of multiprocessors to
-decide which kernel to compile, and so does the DSL. What would need a GPU, such as memory, stays an error.
+decide which kernel to compile, and so does the DSL. They time kernels by streams and events, which are there
+and empty. What would need a GPU, such as memory, stays an error.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _RESERVED_SHARED_BYTES = 1024
 """Of each block's shared memory, from compute capability 8.0 on."""
+_ELAPSED = 1e-3
+"""Milliseconds between events; not 0, since a program may divide by it."""
 
 
 def _attributes(gpu: GpuProperties) -> dict[str, int]:
@@ -91,7 +94,7 @@ def answer_for_driver(driver: Any, gpu: GpuProperties, *, context: bool) -> None
             "cuCtxSynchronize": lambda: (success,),
             "cuDevicePrimaryCtxRetain": lambda dev: (success, present),
             "cuDevicePrimaryCtxRelease": lambda dev: (success,),
-            "cuStreamSynchronize": lambda stream: (success,),
+            **_idle("cu", success, driver.CUstream, driver.CUevent),
         }
     _replace(driver, answers)
 
@@ -123,9 +126,31 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
     if context:
         answers |= {
             "cudaDeviceSynchronize": lambda: (success,),
-            "cudaStreamSynchronize": lambda stream: (success,),
+            "cudaGetLastError": lambda: (success,),
+            "cudaPeekAtLastError": lambda: (success,),
+            **_idle("cuda", success, runtime.cudaStream_t, runtime.cudaEvent_t),
         }
     _replace(runtime, answers)
+
+
+def _idle(prefix: str, success: Any, stream: Any, event: Any) -> dict[str, Callable[..., Any]]:
+    """The functions of streams and events of a GPU on which nothing runs; streams are the default one."""
+    made = {
+        "StreamCreate": stream(0),
+        "StreamCreateWithFlags": stream(0),
+        "StreamCreateWithPriority": stream(0),
+        "EventCreate": event(1),
+        "EventCreateWithFlags": event(1),
+        "EventElapsedTime": _ELAPSED,
+    }
+    done = (
+        *("StreamSynchronize", "StreamQuery", "StreamWaitEvent", "StreamDestroy"),
+        *("EventRecord", "EventRecordWithFlags", "EventSynchronize", "EventQuery", "EventDestroy"),
+    )
+    return {
+        **{prefix + name: lambda *arguments, value=value: (success, value) for name, value in made.items()},
+        **{prefix + name: lambda *arguments: (success,) for name in done},
+    }
 
 
 def _of_ordinal(ordinal: Any, found: tuple[Any, ...], missing: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -42,6 +42,7 @@ from cutlass_aot.programs.describe.profiles import device_numbers
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
+from cutlass_aot.programs.start.after_import import AfterImport
 from cutlass_aot.programs.start.files import note_refusal, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
@@ -52,6 +53,11 @@ from cutlass_aot.schema.requests.request import Request
 
 MODULE = "cutlass_aot.programs.record.record"
 _POLL_SECONDS = 0.02
+_FUNCTIONS = {
+    "cutlass.base_dsl.jit_executor": ("JitCompiledFunction", "JitExecutor"),
+    "cutlass.cutlass_dsl.tvm_ffi_provider": ("TVMFFIJitCompiledFunctionBase",),
+}
+"""Modules of the DSL, and their classes of compiled functions."""
 _Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 """The compiler, its arguments and its keywords."""
 
@@ -72,6 +78,8 @@ def begin(plan: Mapping[str, Any]) -> None:
     )
     _note_what_is_read(recorder)
     Interception(recorder.answer).begin()
+    if plan["fake_tensors"]:
+        AfterImport(dict.fromkeys(_FUNCTIONS, recorder.run_nothing)).begin()
     atexit.register(recorder.finish)
     # Workers that `multiprocessing` forks end without exit handlers.
     multiprocessing.util.register_after_fork(
@@ -170,6 +178,19 @@ class Recorder:
                 self._seen.add(request.digest)
                 self._note(request, lambda: compile(*arguments, **keywords), (compiler, arguments, keywords))
         return Nothing()
+
+    def run_nothing(self, module: Any) -> None:
+        """Make functions that are called without ``cute.compile`` run nothing: there is no GPU."""
+
+        def run_compiled_program(function: Any, arguments: Any) -> None:
+            name = getattr(function, "function_name", "a function")
+            note_refusal(
+                self.folder,
+                f"{name}: called without cute.compile: the DSL compiles it where the program runs",
+            )
+
+        for name in _FUNCTIONS[module.__name__]:
+            getattr(module, name).run_compiled_program = run_compiled_program
 
     def finish(self) -> None:
         """Wait for the forks, then write the files that say how this process ended."""

@@ -129,7 +129,10 @@ def test_other_groups_get_constants_of_kernels_alike(kernels: dict[str, Kernel],
     assert len(formulas) == 3
     assert found.keys() == names.keys() - formulas
     half, brain = (by_name[f"gemm-{t}.{t}.{t}-f32-tnt-sm_90a"] for t in ("f16", "bf16"))
-    assert len(half.problems) == 0
+    assert (half.measured_as, brain.measured_as) == ("gemm-bf16.bf16.bf16-f32-tnt-sm_90a", "")
+    assert half.problems.extents == brain.problems.extents
+    for ours, theirs in zip(half.problems, brain.problems, strict=True):
+        assert (ours.seconds, len(ours.slower)) == (theirs.seconds, len(theirs.slower))
     assert sorted(costs for _, costs in half.costs) == sorted(costs for _, costs in brain.costs)
 
 

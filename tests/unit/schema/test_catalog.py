@@ -506,7 +506,7 @@ def test_impossible_extents_are_refused_when_all_are_needed(problems):
 
 def test_the_problem_of_some_extents_is_found_where_it_stands():
     """Bytes that look like it, but begin within other extents, are not it."""
-    wanted = (1, 2, 3, 4)
+    sought = (1, 2, 3, 4)
     before = [
         256,
         512,
@@ -515,10 +515,10 @@ def test_the_problem_of_some_extents_is_found_where_it_stands():
     ]  # From its second byte on, the bytes of (1, 2, 3, 4).
     several = [(before, [0], [1.0]), ([2**32, 2**33, 3 * 2**32, 2**34], [0], [2.0])]
     read = with_problems(columns(([1, 1, 1, 2], [1], [0.5]), *several))
-    assert read.problems.find(wanted) is None
+    assert read.problems.find(sought) is None
     assert read.problems.find((2**70, 1, 1, 1)) is None
-    read = with_problems(columns(([1, 1, 1, 2], [1], [0.5]), (wanted, [0, 1], [1.0, 2.0]), *several))
-    assert read.problems.find(wanted).seconds == (1.0, 2.0)
+    read = with_problems(columns(([1, 1, 1, 2], [1], [0.5]), (sought, [0, 1], [1.0, 2.0]), *several))
+    assert read.problems.find(sought).seconds == (1.0, 2.0)
     assert read.problems.find(tuple(before)).seconds == (1.0,)
     assert (len(read.problems), len(read.problems.extents)) == (4, 4)
 
