@@ -45,7 +45,7 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
     def converted(argument: Any, name: str, annotation: Any, *others: Any, **named: Any) -> Any:
         # With TVM-FFI, a bare typing.Tuple is read as a tuple of no elements; without, it is not read.
         bare = annotation is typing.Tuple  # noqa: UP006
-        return convert(argument, name, tuple if bare else annotation, *others, **named)
+        return convert(_as_tensor(argument), name, tuple if bare else annotation, *others, **named)
 
     given = _tensors([*arguments, *keywords.values()])
     # Once each: a program may pass one tensor for several arguments.
@@ -101,6 +101,17 @@ def _passed(value: Any) -> Any:
         # A program's own class of pointers, which gives the DSL the place where the address is stored.
         return ctypes.c_void_p.from_address(value.__c_pointers__()[0])
     return value
+
+
+def _as_tensor(value: Any) -> Any:
+    """A framework's own tensor as the DSL's, as the DSL makes it without TVM-FFI; anything else as it is."""
+    adapter = sys.modules["cutlass.cute"].runtime.TensorAdapter
+    registry = sys.modules["cutlass.base_dsl.runtime.jit_arg_adapters"].JitArgAdapterRegistry
+    if registry.get_registered_adapter(value) is not adapter:
+        return value
+    tensor = adapter(value)._arg
+    tensor._tvm_ffi_tensor = _tvm_ffi_tensor(tensor)
+    return tensor
 
 
 def _is_tensor(value: Any) -> bool:

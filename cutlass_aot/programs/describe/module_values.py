@@ -131,8 +131,10 @@ class ModuleValues:
     def note_fields(self, kind: type) -> None:
         """Note default values and metadata of a dataclass's fields that are not attributes of the class."""
         for field in vars(kind)["__dataclass_fields__"].values():
-            for value in (field.default, field.default_factory, dict(field.metadata)):
-                if value not in (dataclasses.MISSING, {}) and vars(kind).get(field.name) is not value:
+            # By identity: a value may refuse to be compared, as some of the DSL's enumerations do.
+            more = [dict(field.metadata)] if field.metadata else []
+            for value in (field.default, field.default_factory, *more):
+                if value is not dataclasses.MISSING and vars(kind).get(field.name) is not value:
                     self._note_default(f"{qualified_name(kind)}({field.name})", value)
 
     def note_defaults(self, function: types.FunctionType) -> None:

@@ -119,15 +119,22 @@ def _call(keywords: Mapping[str, Any]) -> CallByName:
     )
 
 
+_STREAMS = ("CUstream", "cudaStream_t")
+_DEFAULT_STREAMS = (0, 1, 2)
+"""Handles that mean the same stream in every process: the default one, the legacy one, that of the thread."""
+
+
 def _default(name: str, value: Any) -> Value:
     """A default value in a form that needs no DSL: numbers, text, None, and tuples of them.
 
-    Compiled code takes named tuples and dataclasses field by field.
+    Compiled code takes named tuples and dataclasses field by field, and a stream by its handle.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
+    if type(value).__name__ in _STREAMS and int(value) in _DEFAULT_STREAMS:
+        return int(value)
     if isinstance(value, (tuple, list)):
         return {"tuple": [_default(name, item) for item in value]}
     held = getattr(value, "value", None)

@@ -249,6 +249,26 @@ def test_a_profile_of_a_gpu_that_cannot_run_the_target_is_refused(module):
     assert "device profile h200, a GPU that cannot run code for sm_100a" in printed
 
 
+def test_a_function_that_is_called_without_compiling_runs_nothing_and_is_named(module):
+    (module / "torch.py").unlink()
+    program = (
+        "import torch\nfrom cuda.bindings import driver\nfrom cutlass.cute.runtime import from_dlpack\n"
+        "import scale\nx = from_dlpack(torch.ones(128, device='cuda'))\n"
+        "for _ in range(2):\n    scale.scale(x, driver.CUstream(0))\n"
+    )
+    (module / "app.py").write_text(program)
+    printed = cutlass_aot(*BUILD, folder=module, status=1)
+    named = "called without cute.compile: the DSL compiles it where the program runs"
+    assert "made no request that can be keyed" in printed
+    assert " ".join(printed.split()).count(named) == 1
+    assert "cutlass_scale_" in printed
+    (module / "app.py").write_text(program + "cute = __import__('cutlass').cute\n"
+                                   "cute.compile(scale.scale, x, driver.CUstream(0))\n")  # fmt: skip
+    printed = " ".join(cutlass_aot(*BUILD, folder=module).split())
+    assert "1 request, 1 compiled" in printed
+    assert printed.count(named) == 1
+
+
 def test_requests_found_before_a_failure_are_kept(module):
     whole = (module / "app.py").read_text()
     (module / "app.py").write_text(whole + "raise SystemExit(3)\n")

@@ -92,6 +92,41 @@ print(int(runtime.cudaGetDeviceProperties(1)[0]), *map(int, runtime.cudaDeviceSy
     ]  # fmt: skip
 
 
+def test_streams_and_events_of_cuda_python_are_there_and_empty(gpu):
+    lines = gpu.run("""
+from cuda.bindings import driver, runtime
+for module, prefix in ((driver, "cu"), (runtime, "cuda")):
+    def call(name, *arguments):
+        error, *made = getattr(module, prefix + name)(*arguments)
+        assert int(error) == 0, name
+        return made[0] if made else None
+    stream, start, end = call("StreamCreate", 0), call("EventCreate", 0), call("EventCreate", 0)
+    for event in (start, end):
+        call("EventRecord", event, stream)
+    call("EventSynchronize", end)
+    call("StreamWaitEvent", stream, end, 0)
+    call("StreamSynchronize", stream)
+    print(int(stream), 1 / call("EventElapsedTime", start, end))
+    for name, made in (("EventDestroy", start), ("StreamDestroy", stream)):
+        call(name, made)
+print(int(runtime.cudaGetLastError()[0]))
+""").splitlines()
+    assert lines == ["0 1000.0", "0 1000.0", "0"]
+
+
+def test_what_has_no_data_is_close_to_anything(gpu):
+    lines = gpu.run("""
+x = torch.ones(4, device="cuda")
+torch.testing.assert_close(x, torch.zeros(4))
+torch.testing.assert_close(torch.zeros(4), x.cpu(), rtol=0, atol=0)
+try:
+    torch.testing.assert_close(torch.zeros(4), torch.ones(4))
+except AssertionError:
+    print("different")
+""").splitlines()
+    assert lines == ["different"]
+
+
 def test_addresses_of_fake_tensors_do_not_overlap(gpu):
     lines = gpu.run("""
 sizes = (1 << 20, 3, 1 << 16, 0, 1 << 24)

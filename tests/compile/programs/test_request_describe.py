@@ -13,6 +13,11 @@ import pytest
 
 pytest.importorskip("cutlass.cute.runtime", reason="the DSL is not installed")
 
+import cutlass
+from cutlass import cute
+from cutlass.cute.runtime import make_fake_tensor
+
+from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.describe.values.describer import Describer
 
 pytestmark = pytest.mark.compile
@@ -65,6 +70,32 @@ def test_a_made_class_within_itself_is_described_alike_everywhere():
     inner = described(kind.inner)
     assert inner == described(class_of(1).inner)
     assert described([kind, kind.inner]) == [described(kind), inner]
+
+
+class Incomparable:
+    """As some of the DSL's enumerations are."""
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("cannot be compared")
+
+    __hash__ = object.__hash__
+
+
+@dataclasses.dataclass
+class Settings:
+    mode: Any = Incomparable()  # noqa: RUF009
+
+
+@cute.jit
+def with_settings(values: cute.Tensor) -> None:
+    if cutlass.const_expr(Settings().mode is not None):
+        values[0] = values[0] + 1.0
+
+
+def test_default_values_of_a_dataclass_may_refuse_to_be_compared():
+    surroundings = Surroundings(lambda target: {}, lambda target, numbers: {})
+    values = make_fake_tensor(cutlass.Float32, (128,), (1,))
+    assert request_of(cute.compile, (with_settings, values), {}, surroundings).digest
 
 
 def test_dataclasses_that_are_made_are_described_by_their_fields():

@@ -17,13 +17,15 @@ pytest.importorskip("torch")
 
 import cutlass
 import torch
+from cuda.bindings.driver import CUstream
 from cutlass import cute
 from cutlass.base_dsl.compiler import CompileOptions
 from cutlass.cute.runtime import from_dlpack, make_ptr
 from cutlass.cute.typing import AddressSpace
 
+from cutlass_aot.errors import ArtifactError
 from cutlass_aot.programs.describe.request import Surroundings, request_of
-from cutlass_aot.programs.record.watched import compile_watched
+from cutlass_aot.programs.record.watched import _default, compile_watched
 from cutlass_aot.programs.without_tvm_ffi import WithoutTvmFfi, as_requested, is_without
 from cutlass_aot.schema.requests.request import Request
 
@@ -113,6 +115,48 @@ def test_one_tensor_may_be_given_for_several_arguments():
     values = torch.tensor([1.0, 2.0])
     as_requested(request, compiled.function)(from_dlpack(values), (from_dlpack(values),), cutlass.Float32(5))
     assert values.tolist() == [7.0, 2.0]
+
+
+@cute.jit
+def doubled(values, more) -> None:  # type: ignore[no-untyped-def]
+    """Without annotations, which the DSL compares with what it is given."""
+    values[0] = values[0] * 2.0 + more[0][1]
+
+
+def test_tensors_of_a_framework_are_passed_as_they_are():
+    """The DSL makes its own of them, also without TVM-FFI."""
+    values = torch.tensor([1.0, 2.0])
+    arguments = (doubled, values, (tensor(1, 2),))
+    request = requested(cute.compile, *arguments)
+    compiled = compile_watched(request, partial(cute.compile, *arguments), arguments, {}, {})
+    longer = torch.tensor([1.0, 2.0, 3.0])
+    as_requested(request, compiled.function)(longer, (from_dlpack(longer),))
+    assert longer.tolist() == [4.0, 2.0, 3.0]
+
+
+OF_THE_THREAD = CUstream(2)
+
+
+@cute.jit
+def on_stream(values: cute.Tensor, stream: CUstream = OF_THE_THREAD) -> None:
+    values[0] = values[0] + 1.0
+
+
+def test_a_stream_as_a_default_is_kept_as_its_handle():
+    compiler = cute.compile[cute.EnableTVMFFI(True)]
+    arguments = (on_stream, tensor(1, 2))
+    request = requested(compiler, *arguments)
+    compiled = compile_watched(request, partial(compiler, *arguments), arguments, {}, {})
+    assert compiled.call is not None
+    assert compiled.call.defaults == (2,)
+    values = torch.tensor([1.0, 2.0])
+    compiled.function._tvm_ffi_function(values, 2)
+    assert values.tolist() == [2.0, 2.0]
+
+
+def test_a_stream_of_this_process_as_a_default_is_refused():
+    with pytest.raises(ArtifactError, match="argument 'stream' has a default value of CUstream, expected"):
+        _default("stream", CUstream(0xABCDEF0))
 
 
 def test_a_tuple_may_be_annotated_without_its_elements():
