@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor, make_ptr
 from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor_map_tiled
 from cutlass_aot.builder.compile.export import export as export_object
 
@@ -88,6 +88,14 @@ def launch_mapped(values: cute.Tensor, stream):
     double(tensor_map, values).launch(grid=(1, 1, 1), block=(128, 1, 1), stream=stream)
 
 
+# Addresses alone say nothing of the device.
+@cute.jit
+def launch_addressed(start: cute.Pointer, stream):
+    scale(cute.make_tensor(start, cute.make_layout(128))).launch(
+        grid=(1, 1, 1), block=(128, 1, 1), stream=stream
+    )
+
+
 def export(compiled, name):
     path = Path(sys.argv[1]) / f"{name}.object"
     path.write_bytes(export_object(compiled, name, path.with_suffix(".ll")).to_bytes())
@@ -110,6 +118,14 @@ for kernel, target in (
     options = f"--enable-tvm-ffi --gpu-arch {target}"
     compiled = cute.compile(function, values, stream, options=options)
     export(compiled, f"{kernel}_{target}")
+
+pointer = make_ptr(cutlass.Float32, 0, cute.AddressSpace.gmem, assumed_align=16)
+export(
+    cute.compile(
+        launch_addressed, pointer, make_fake_stream(), options="--enable-tvm-ffi --gpu-arch sm_90a"
+    ),
+    "addressed_sm_90a",
+)
 
 import cutlass.operators as operators
 import torch

@@ -43,6 +43,7 @@
 
 #define MAX_DEVICES 64 /* bits of struct library's loaded */
 #define NO_DEVICE (-1) /* also: no context is current */
+#define NOT_ASKED (-2) /* of the current device: what an object that is passed addresses alone does not need to know */
 #define ERROR_RAISED (-1) /* tells the object that the error text is set already */
 #define DRIVER_UNUSABLE (-2) /* no number of the driver's: driver_trouble says what is wrong */
 #define DLPACK_CUDA 2
@@ -88,7 +89,7 @@ struct launch {
   int switched;  /* whether a context of ours is above the caller's */
   int failed;    /* the first error that the object asserted not to be one, and goes on from */
 };
-static _Thread_local struct launch here = {.announced = NO_DEVICE, .current = NO_DEVICE};
+static _Thread_local struct launch here = {.announced = NO_DEVICE, .current = NOT_ASKED};
 
 /* Driver functions, each with the CUDA version of the interface that is meant: no later one of the same name. */
 #define DRIVER_FUNCTIONS(each)                                              \
@@ -375,7 +376,7 @@ int cuda_dialect_init_library_once(void **state, init_function init, load_functi
   struct launch *launch = &here;
   int device = launch->announced;
   launch->announced = NO_DEVICE;
-  launch->current = NO_DEVICE;
+  launch->current = NOT_ASKED;
   launch->switched = 0;
   launch->failed = CUDA_SUCCESS;
   struct library *library = record(state, init, load_to_device);
@@ -509,8 +510,19 @@ int _cudaLaunchKernelEx(const cudaLaunchConfig_t *config, const void *function, 
                 launch->failed);
     return ERROR_RAISED;
   }
-  if (!is_loaded(launch->library, launch->current) && load(launch->library, launch->current)) return ERROR_RAISED;
   if (config->dynamicSmemBytes > UINT_MAX) return CUDA_ERROR_INVALID_VALUE;
+  int device = launch->current, entered = 0, error = CUDA_SUCCESS;
+  if (device == NOT_ASKED) {
+    /* Where the addresses are is not known: the device is the current one, or what the CUDA runtime takes for that. */
+    error = current_device(&device);
+    if (!error && device == NO_DEVICE) {
+      device = 0;
+      error = enter_device(device);
+      entered = !error;
+    }
+    if (error) return error;
+  }
+  if (!is_loaded(launch->library, device) && load(launch->library, device)) error = ERROR_RAISED;
   CUlaunchConfig translated = {
       .gridDimX = config->gridDim.x,
       .gridDimY = config->gridDim.y,
@@ -523,7 +535,12 @@ int _cudaLaunchKernelEx(const cudaLaunchConfig_t *config, const void *function, 
       .attrs = (CUlaunchAttribute *)config->attrs,
       .numAttrs = config->numAttrs,
   };
-  return driver.launch(&translated, (CUfunction)function, arguments, NULL);
+  if (!error) error = driver.launch(&translated, (CUfunction)function, arguments, NULL);
+  if (entered) {
+    int left = leave_device();
+    if (!error) error = left;
+  }
+  return error;
 }
 
 /* ---- the library's own end ---- */

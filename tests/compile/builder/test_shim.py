@@ -29,6 +29,7 @@ SHIM = REPOSITORY / "cutlass_aot/builder/native/shim.c"
 FAKE = C_SOURCES / "fake_driver.c"
 KERNEL = "spread_sm_90a"
 MAPPED = "mapped_sm_90a"
+ADDRESSED = "addressed_sm_90a"
 GLOBAL_CAPTURE = 0
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # of CUlaunchAttributeID
 ANNOUNCED = ["-Wl,--wrap=TVMFFIEnvGetStream"]
@@ -137,9 +138,18 @@ class Kernel:
         status: int = self._function(None, ctypes.byref(value), 1, ctypes.byref(result))
         return status
 
+    def launch_on_addresses(self) -> str:
+        """Launch an object that takes an address and a stream; the error's text, empty if there was none."""
+        values = (Value * 2)(Value(4, 0, 0x10000), Value(4, 0, 0x57E0))  # 4: an opaque pointer
+        status: int = self._function(None, values, 2, ctypes.byref(Value()))
+        return self._text(status)
+
     def launch(self, device: int) -> str:
         """Launch on a device; the error's text, empty if there was none."""
-        if self.launch_status(device) == 0:
+        return self._text(self.launch_status(device))
+
+    def _text(self, status: int) -> str:
+        if status == 0:
             return ""
         self.library.fake_error.restype = ctypes.c_char_p
         return str(self.library.fake_error().decode())
@@ -230,6 +240,16 @@ def mapped(
     library = tmp_path / "mapped.so"
     compiler([SHIM, FAKE, compiled[MAPPED]], library, "-Wl,-Bsymbolic", *ANNOUNCED)
     return Kernel(library, KernelObject.from_bytes(objects[MAPPED].read_bytes()).gpu_code, MAPPED)
+
+
+@pytest.fixture
+def addressed(
+    objects: dict[str, Path], compiled: dict[str, Path], compiler: Callable[..., None], tmp_path: Path
+) -> Kernel:
+    """An object that takes addresses and no tensors."""
+    library = tmp_path / "addressed.so"
+    compiler([SHIM, FAKE, compiled[ADDRESSED]], library, "-Wl,-Bsymbolic", *ANNOUNCED)
+    return Kernel(library, KernelObject.from_bytes(objects[ADDRESSED].read_bytes()).gpu_code, ADDRESSED)
 
 
 def run_threads(number: int, body: Callable[[int], None]) -> None:
@@ -465,6 +485,33 @@ def test_a_current_context_is_where_an_unannounced_launch_loads_first(
     assert kernel.current() == (context, 1)
     assert {d: n for d, n in enumerate(kernel.each("prepared")) if n} == {5: 1}
     assert sum(kernel.each("contexts")) == 0
+
+
+def test_addresses_alone_are_launched_on_the_current_device(addressed: Kernel) -> None:
+    """With two launches on each, of which the second knows what is loaded where."""
+    for device in (1, 3):
+        context = addressed.context("primary", device)
+        addressed.make_current(context)
+        for _ in range(2):
+            assert addressed.launch_on_addresses() == ""
+            assert addressed.pointer("launch_context") == context
+            assert addressed.current() == (context, 1)
+    assert {d: n for d, n in enumerate(addressed.each("prepared")) if n} == {1: 1, 3: 1}
+    assert {d: n for d, n in enumerate(addressed.each("launches")) if n} == {1: 2, 3: 2}
+    assert (addressed["libraries"], addressed["unprepared"], addressed["streams"]) == (1, 0, 0)
+
+
+def test_addresses_alone_are_launched_on_the_first_device_if_none_is_current(addressed: Kernel) -> None:
+    for failures in (0, 1, 0):
+        addressed["fail_launches"] = failures
+        assert bool(addressed.launch_on_addresses()) == bool(failures)
+        assert addressed.pointer("launch_context") == addressed.context("primary", 0)
+        assert addressed.current() == NO_CONTEXT
+    assert sum(addressed.each("launches")) == addressed.each("launches")[0] == 2
+    addressed.make_current(addressed.context("primary", 2))
+    addressed.each("fail_attributes")[2] = 1
+    assert "cannot load the kernel on device 2" in addressed.launch_on_addresses()
+    assert addressed.launch_on_addresses() == ""
 
 
 def test_an_empty_slot_is_an_error_that_names_it(
