@@ -1,4 +1,4 @@
-"""Kernels of the cuDNN frontend for Hopper, written in CuTe DSL: attention, over sparse blocks too, and top-k.
+"""Kernels of the cuDNN frontend for Hopper, in CuTe DSL: attention, also over sparse blocks, and top-k.
 
 It knows nothing of cutlass-aot, which was not built for this package: see "Kept apart" in
 docs/results/programs.md. On a machine with a GPU, ``--check`` compares every result with torch, also over
@@ -30,7 +30,12 @@ def heads(length: int, count: int, dimension: int, dtype: torch.dtype) -> torch.
 
 
 def attention(dtype: torch.dtype, causal: bool, length: int) -> list[Result]:
-    """Attention with a head dimension of 512, four heads of queries for one of keys."""
+    """Attention with a head dimension of 512, four heads of queries for one of keys.
+
+    The package compiles it for each length, so that others are not run.
+    """
+    if length not in LENGTHS:
+        return []
     query = heads(length, HEADS, WIDE, dtype)
     key, value = heads(length, KEY_HEADS, WIDE, dtype), heads(length, KEY_HEADS, WIDE, dtype)
     out = sdpa_fwd_wrapper_dsl_sm90(query, key, value, is_causal=causal)["o_tensor"]

@@ -83,6 +83,6 @@ def test_a_figure_is_that_of_the_benchmarks() -> None:
         r"^\| H[12]00 \|.* \| ([\d.]+)[^|]*\|$|to its first result \| ([\d.]+) ms \|", page, re.M
     )
     found = [float(one or other) for one, other in ours]
-    assert len(found) == 7
+    assert len(found) == 9
     assert (int(least), int(most)) == (math.floor(min(found)), math.ceil(max(found)))
     assert "cuBLAS as 1: bf16, 180 problems (listed), tuned | 1.051 (lowest 0.86) |" in page
