@@ -5,8 +5,8 @@
     python -m tools.check.examples ~/cutlass cute/hopper cute/blackwell -o build/examples
 
 Each script that can be run is built into a bundle by ``cutlass-aot build``, with ``--skip_ref_check`` where
-it has that option. Those over several GPUs are left out. It prints a line for each that is not built, with the
-end of what the build said, and then how many of each folder are.
+it has that option. Those over several GPUs are left out. It prints a line for each that is not built, with
+the end of what the build said, and then how many of each folder are.
 """
 
 from __future__ import annotations

@@ -54,11 +54,18 @@ def _attributes(gpu: GpuProperties) -> dict[str, int]:
     }
 
 
-def _by_number(driver: Any, gpu: GpuProperties) -> dict[int, int]:
-    return {
+def _attribute(driver: Any, gpu: GpuProperties, success: Any, unknown: Any) -> Callable[[Any, Any], Any]:
+    """The function that tells an attribute by its number, which it has in the driver and in the runtime."""
+    numbers = {
         int(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")): value
         for name, value in _attributes(gpu).items()
     }
+
+    def attribute(number: Any, device: Any) -> tuple[Any, int]:
+        value = numbers.get(int(number))
+        return (success, value) if value is not None else (unknown, 0)
+
+    return attribute
 
 
 def answer_for_driver(driver: Any, gpu: GpuProperties, *, context: bool) -> None:
@@ -68,19 +75,13 @@ def answer_for_driver(driver: Any, gpu: GpuProperties, *, context: bool) -> None
     """
     success = driver.CUresult.CUDA_SUCCESS
     unknown = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
-    attributes = _by_number(driver, gpu)
-
-    def attribute(attrib: Any, dev: Any) -> tuple[Any, int]:
-        value = attributes.get(int(attrib))
-        return (success, value) if value is not None else (unknown, 0)
-
     answers: dict[str, Callable[..., Any]] = {
         "cuInit": lambda flags: (success,),
         "cuDeviceGetCount": lambda: (success, 1),
         "cuDeviceGet": lambda ordinal: _of_ordinal(
             ordinal, (success, driver.CUdevice(0)), (driver.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
         ),
-        "cuDeviceGetAttribute": attribute,
+        "cuDeviceGetAttribute": _attribute(driver, gpu, success, unknown),
         "cuDeviceGetName": lambda length, dev: (success, gpu.name.encode()[: length - 1]),
         "cuDeviceComputeCapability": lambda dev: (success, gpu.major, gpu.minor),
         "cuDeviceTotalMem": lambda dev: (success, gpu.total_memory),
@@ -107,11 +108,6 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
     success = runtime.cudaError_t.cudaSuccess
     unknown = runtime.cudaError_t.cudaErrorNotSupported
     invalid = runtime.cudaError_t.cudaErrorInvalidDevice
-    attributes = _by_number(driver, gpu)
-
-    def attribute(attr: Any, device: Any) -> tuple[Any, int]:
-        value = attributes.get(int(attr))
-        return (success, value) if value is not None else (unknown, 0)
 
     def properties(device: Any) -> tuple[Any, Any]:
         return _of_ordinal(device, (success, _properties(runtime, gpu)), (invalid, None))
@@ -120,7 +116,7 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
         "cudaGetDeviceCount": lambda: (success, 1),
         "cudaGetDevice": lambda: (success, 0),
         "cudaSetDevice": lambda device: _of_ordinal(device, (success,), (invalid,)),
-        "cudaDeviceGetAttribute": attribute,
+        "cudaDeviceGetAttribute": _attribute(driver, gpu, success, unknown),
         "cudaGetDeviceProperties": properties,
     }
     if context:
