@@ -50,7 +50,7 @@ _SHOWN = 200
 
 def target_of(script: Path) -> str:
     """The target of an example, by the folder or the name that it has."""
-    text = str(script)
+    text = script.as_posix().rpartition("CuTeDSL/")[2]
     for part, target in (
         ("hopper", "sm_90a"),
         ("ampere", "sm_80"),

@@ -8,6 +8,7 @@ explains.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,11 +31,16 @@ class _Addresses:
     _ALIGNMENT = 512
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._renew()
+        # A request is compiled in a fork, whose other threads, which may hold the lock, are gone.
+        os.register_at_fork(after_in_child=self._renew)
         self._next = 1 << 44
         # By the address of torch's own record of a storage, which a later storage may have again: its range
         # is then its own too, as the earlier one is gone.
         self._ranges: dict[int, tuple[int, int]] = {}
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
 
     def of(self, storage: Any) -> int:
         """The address of a storage, the same at each call."""

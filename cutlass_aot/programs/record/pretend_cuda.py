@@ -16,6 +16,8 @@ _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _RESERVED_SHARED_BYTES = 1024
 """Of each block's shared memory, from compute capability 8.0 on."""
+_STREAM = 1 << 20
+"""The handle of a stream that a program makes: none of those that mean the same in every process."""
 _ELAPSED = 1e-3
 """Milliseconds between events; not 0, since a program may divide by it."""
 
@@ -130,11 +132,11 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
 
 
 def _idle(prefix: str, success: Any, stream: Any, event: Any) -> dict[str, Callable[..., Any]]:
-    """The functions of streams and events of a GPU on which nothing runs; streams are the default one."""
+    """The functions of streams and events of a GPU on which nothing runs."""
     made = {
-        "StreamCreate": stream(0),
-        "StreamCreateWithFlags": stream(0),
-        "StreamCreateWithPriority": stream(0),
+        "StreamCreate": stream(_STREAM),
+        "StreamCreateWithFlags": stream(_STREAM),
+        "StreamCreateWithPriority": stream(_STREAM),
         "EventCreate": event(1),
         "EventCreateWithFlags": event(1),
         "EventElapsedTime": _ELAPSED,

@@ -111,7 +111,7 @@ for module, prefix in ((driver, "cu"), (runtime, "cuda")):
         call(name, made)
 print(int(runtime.cudaGetLastError()[0]))
 """).splitlines()
-    assert lines == ["0 1000.0", "0 1000.0", "0"]
+    assert lines == ["1048576 1000.0", "1048576 1000.0", "0"]
 
 
 def test_what_has_no_data_is_close_to_anything(gpu):
