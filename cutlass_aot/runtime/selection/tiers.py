@@ -67,13 +67,13 @@ class Ranked:
         problems: how many were measured or ranked.
         machine: what times scale with; None if no cost model was fitted.
         fitted: constants by the kernels' digests, each with the machine that they were fitted on.
-        measured_as: names of groups whose kernels were measured in place of these, as text; ``""`` for none.
+        has_own_times: whether a problem was measured with these kernels, and not with others in their place.
     """
 
     def __init__(self, *rankings: Ranking) -> None:
         self.gpu = rankings[0].gpu if rankings else ""
         self.problems = sum(len(ranking.problems) for ranking in rankings)
-        self.measured_as = " and ".join(sorted({r.measured_as for r in rankings if r.measured_as}))
+        self.has_own_times = any(r.problems and not r.measured_as for r in rankings)
         self.machine: Machine | None = next((r.machine for r in rankings if r.machine is not None), None)
         # Each with the GPU that it was fitted on: of two of one model, one may have a lower clock.
         self.fitted: dict[str, tuple[Costs, Machine]] = {}
@@ -113,6 +113,15 @@ class Ranked:
         kernels = tuple(sorted(times, key=lambda digest: (times[digest], digest)))
         slower = frozenset().union(*(problem.slower for problem in found))
         return RankedProblem(found[0].extents, kernels, tuple(times[digest] for digest in kernels), slower)
+
+    def measured_as(self, extents: tuple[int, ...]) -> str:
+        """In words, with which other groups' kernels this problem was measured; ``""`` for none."""
+        others = {
+            ranking.measured_as
+            for ranking in self._rankings
+            if ranking.measured_as and ranking.problems.find(extents) is not None
+        }
+        return f" as {' and '.join(sorted(others))}" if others else ""
 
     def packed(self) -> bytes:
         """Batch, m, n and k of the problems of all groups, as little-endian integers of 64 bits."""
@@ -215,9 +224,8 @@ def tuned(
         return None
     times = {digest: seconds * 1e6 for digest, seconds in zip(problem.kernels, problem.seconds, strict=True)}
     best, last = problem.seconds[0] * 1e6, problem.seconds[-1] * 1e6
-    as_what = f" as {ranking.measured_as}" if ranking.measured_as else ""
     measured = len(times) + len(problem.slower)
-    reason = f"{extents} was measured{as_what}: {best:.1f} µs, the best of {measured}"
+    reason = f"{extents} was measured{ranking.measured_as(extents)}: {best:.1f} µs, the best of {measured}"
     others = ranking.fitted.keys() - times.keys()
     unmeasured = others - problem.slower
     if not (unmeasured if first else others):
@@ -246,8 +254,8 @@ def near(ranking: Ranked, extents: Extents) -> Preference | None:
     problem = ranking.nearest(extents)
     if problem is None:
         return None
-    known = extents.like(problem.extents)
-    return Preference("tuned", f"{known}, near {extents}, was measured", problem.kernels)
+    what = f"{extents.like(problem.extents)}, near {extents}, was measured"
+    return Preference("tuned", what + ranking.measured_as(problem.extents), problem.kernels)
 
 
 def fitted(
@@ -261,7 +269,7 @@ def fitted(
 ) -> Preference:
     """The second and third tier: the cost model, fitted on this model of GPU (``here``) or scaled to it."""
     reason = f"the least time by the cost model fitted on {fit.gpu}"
-    if not fit.problems:
+    if not fit.has_own_times:
         reason += " to kernels of other operands"
     if not here:
         reason += f", scaled to {_in_words(machine)}"

@@ -74,7 +74,7 @@ _LEAST, _MOST = 1e-6, 1e6
 _LEAST_TAIL, _MOST_TAIL = 1e-3, 0.999
 _LEAST_OVERLAP, _MOST_OVERLAP = 1.05, 16.0
 _PLAUSIBLE = {"tail": (_LEAST_TAIL / 2, 1.0), "overlap": (1.0, 2 * _MOST_OVERLAP)}
-"""Bounds of what a file may have of constants that others than these do not have."""
+"""Bounds, in a file, of the constants that have bounds of their own."""
 
 _Cost = Annotated[float, within(_LEAST / 2, 2 * _MOST)]
 
@@ -139,7 +139,9 @@ def check_costs(kernels: Sequence[Costs]) -> None:
         least, most = _PLAUSIBLE.get(name, (_LEAST / 2, 2 * _MOST))
         # min() and max() can pass over a NaN, depending on its place; a sum cannot.
         if not (isfinite(sum(column)) and least <= min(column) and max(column) <= most):
-            raise ValueError(f"impossible constants of the cost model: {name} of {list(column)}")
+            raise ValueError(
+                f"impossible constants of the cost model: {name} from {min(column)} to {max(column)}"
+            )
 
 
 class Derivation(NamedTuple):

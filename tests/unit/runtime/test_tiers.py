@@ -189,6 +189,18 @@ def test_times_of_other_kernels_are_named() -> None:
     assert found.reason == "4096x4096x4096 was measured as gemm-bf16: 10.0 µs, the best of 1"
 
 
+def test_only_the_group_that_has_the_problem_is_named() -> None:
+    own = Ranking("g", "NVIDIA H200", True, "", RankedProblems((ranked(SQUARE, "aa"),)))
+    other = Ranking(
+        "h", "NVIDIA H200", True, "", RankedProblems((ranked(OTHER, "bb"),)), measured_as="gemm-x"
+    )
+    both = Ranked(own, other)
+    reasons = [found.reason for e in (SQUARE, OTHER) if (found := tuned(both, never, e, H200)) is not None]
+    assert ["as gemm-x" in reason for reason in reasons] == [False, True]
+    assert both.has_own_times
+    assert not Ranked(other).has_own_times
+
+
 def test_times_of_all_groups_are_compared() -> None:
     first = ranking_of(ranked(SQUARE, "aa", "bb", seconds=(3e-5, 9e-5)), costs=["aa", "bb"])
     second = ranking_of(ranked(SQUARE, "cc", "dd", seconds=(1e-5, 5e-5)), costs=["cc", "dd"])
