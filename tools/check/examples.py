@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -78,15 +79,18 @@ def build(script: Path, folder: Path, name: str) -> str:
     manifest = folder / f"{name}.toml"
     manifest.write_text(manifest_of(script))
     command = [sys.executable, "-m", "cutlass_aot", "build", manifest, "--store", folder / "store"]
-    try:
-        done = subprocess.run(
-            [*map(str, command), "-o", str(folder / "bundles" / name)],
-            env={**os.environ, "PYTHONPATH": str(script.parent)},
-            capture_output=True, text=True, timeout=_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"took more than {_SECONDS} seconds"
-    return "" if done.returncode == 0 else " ".join(done.stderr.split())[-_SHOWN:]
+    with subprocess.Popen(
+        [*map(str, command), "-o", str(folder / "bundles" / name)],
+        env={**os.environ, "PYTHONPATH": str(script.parent)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            _, said = process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            # With the program that it records.
+            os.killpg(process.pid, signal.SIGKILL)
+            return f"took more than {_SECONDS} seconds"
+    return "" if process.returncode == 0 else " ".join(said.split())[-_SHOWN:]
 
 
 def main() -> None:
@@ -101,6 +105,9 @@ def main() -> None:
     root = (options.checkout / "examples" / "python" / "CuTeDSL").resolve()
     if not root.is_dir():
         parser.error(f"{root} is not a folder: name a checkout of github.com/NVIDIA/cutlass")
+    for folder in options.folders:
+        if not (root / folder).is_dir():
+            parser.error(f"{folder} is not a folder of {root}")
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     for name, numbers in _FILES.items():

@@ -7,6 +7,8 @@ and empty. What would need a GPU, such as memory, stays an error.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -189,4 +191,19 @@ def _properties(runtime: Any, gpu: GpuProperties) -> Any:
 
 def _replace(module: Any, answers: Mapping[str, Callable[..., Any]]) -> None:
     for name, answer in answers.items():
-        setattr(module, name, answer)
+        # Neither the driver and the runtime nor two releases of one have all of them.
+        if function := getattr(module, name, None):
+            setattr(module, name, _called_as(function, answer))
+
+
+def _called_as(function: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """The answer, called as the function is, whose arguments have names; it gets them in their order."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(*arguments, **named)
+        bound.apply_defaults()
+        return answer(*bound.args)
+
+    return called

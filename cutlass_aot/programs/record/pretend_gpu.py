@@ -7,7 +7,7 @@ DSL: they are patched when the program imports them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -80,7 +80,7 @@ def _pretend_comparison(testing: Any) -> None:
     compare = testing.assert_close
 
     def assert_close(actual: Any, expected: Any, **options: Any) -> None:
-        if not any(isinstance(tensor, _fake()) for tensor in (actual, expected)):
+        if not any(isinstance(leaf, _fake()) for leaf in _leaves((actual, expected))):
             compare(actual, expected, **options)
 
     testing.assert_close = assert_close
@@ -88,6 +88,17 @@ def _pretend_comparison(testing: Any) -> None:
 
 def _fake() -> Any:
     return sys.modules["torch._subclasses.fake_tensor"].FakeTensor
+
+
+def _leaves(compared: Any) -> Iterator[Any]:
+    """What ``assert_close`` compares: it looks into sequences and mappings."""
+    if isinstance(compared, Mapping):
+        compared = tuple(compared.values())
+    if isinstance(compared, Sequence) and not isinstance(compared, str):
+        for one in compared:
+            yield from _leaves(one)
+    else:
+        yield compared
 
 
 def _pretend_memory(module: Any) -> None:

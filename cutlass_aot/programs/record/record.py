@@ -56,6 +56,7 @@ _POLL_SECONDS = 0.02
 _FUNCTIONS = {
     "cutlass.base_dsl.jit_executor": ("JitCompiledFunction", "JitExecutor"),
     "cutlass.cutlass_dsl.tvm_ffi_provider": ("TVMFFIJitCompiledFunctionBase",),
+    "cutlass.cutlass_dsl.cutlass_function": ("CutlassCallJitCompiledFunction",),
 }
 """Modules of the DSL, and their classes of compiled functions."""
 _Call = tuple[Any, Sequence[Any], Mapping[str, Any]]

@@ -363,6 +363,11 @@ class Ranking(NamedTuple):
                     f"the ranking of group {self.group[:12]} for {self.gpu}: {problem.extents} has other "
                     "numbers of kernels and times"
                 )
+            if not problem.kernels or not problem.slower.isdisjoint(problem.kernels):
+                raise BundleError(
+                    f"the ranking of group {self.group[:12]} for {self.gpu}: {problem.extents} has no kernel, "
+                    "or one that is among the slower ones too"
+                )
         return (
             [extent for problem in problems for extent in problem.extents],
             [len(problem.kernels) for problem in problems],

@@ -151,8 +151,9 @@ class _Twins:
     def problems(self, own: Sequence[Kernel]) -> tuple[tuple[TunedProblem, ...], str]:
         """The problems of the group with the most, with the ``own`` kernels in place of its, and its name."""
         best: tuple[tuple[TunedProblem, ...], str] = (), ""
+        twins = [(_twin(kernel), kernel.digest) for kernel in own]
         for group, digests in self._groups:
-            pairs = ((digests.get(_twin(kernel)), kernel.digest) for kernel in own)
+            pairs = ((digests.get(twin), digest) for twin, digest in twins)
             names = {theirs: digest for theirs, digest in pairs if theirs is not None}
             problems = tuple(problem.renamed(names) for problem in group.problems) if names else ()
             measured = tuple(problem for problem in problems if problem.ranked)

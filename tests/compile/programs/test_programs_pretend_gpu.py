@@ -76,6 +76,22 @@ except RuntimeError:
     ]  # fmt: skip
 
 
+def test_arguments_of_cuda_python_may_have_names(gpu):
+    lines = gpu.run("""
+from cuda.bindings import driver, runtime
+kind = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+print(*map(int, driver.cuInit(Flags=0)), *map(int, driver.cuDeviceGetAttribute(dev=0, attrib=kind)))
+kind = runtime.cudaDeviceAttr.cudaDevAttrMultiProcessorCount
+print(*map(int, runtime.cudaDeviceGetAttribute(device=0, attr=kind)))
+print(*map(int, runtime.cudaStreamCreateWithPriority(priority=-1, flags=0)))
+try:
+    driver.cuInit()
+except TypeError as error:
+    print(error)
+""").splitlines()
+    assert lines == ["0 0 132", "0 132", "0 1048576", "missing a required argument: 'Flags'"]
+
+
 def test_questions_to_cudas_runtime_are_answered_from_the_profile(gpu):
     lines = gpu.run("""
 from cuda.bindings import runtime
@@ -100,7 +116,8 @@ for module, prefix in ((driver, "cu"), (runtime, "cuda")):
         error, *made = getattr(module, prefix + name)(*arguments)
         assert int(error) == 0, name
         return made[0] if made else None
-    stream, start, end = call("StreamCreate", 0), call("EventCreate", 0), call("EventCreate", 0)
+    flags = (0,) if prefix == "cu" else ()
+    stream, start, end = call("StreamCreate", *flags), call("EventCreate", *flags), call("EventCreate", *flags)
     for event in (start, end):
         call("EventRecord", event, stream)
     call("EventSynchronize", end)
@@ -119,12 +136,17 @@ def test_what_has_no_data_is_close_to_anything(gpu):
 x = torch.ones(4, device="cuda")
 torch.testing.assert_close(x, torch.zeros(4))
 torch.testing.assert_close(torch.zeros(4), x.cpu(), rtol=0, atol=0)
-try:
-    torch.testing.assert_close(torch.zeros(4), torch.ones(4))
-except AssertionError:
-    print("different")
+torch.testing.assert_close([torch.ones(1), x], (torch.zeros(1), x))
+torch.testing.assert_close({"out": [x]}, {"out": [torch.zeros(4)]})
+for actual, expected in (
+    (torch.zeros(4), torch.ones(4)), ([torch.zeros(4)], [torch.ones(4)]), ({"out": 1}, {"out": 2}), ("a", "b"),
+):
+    try:
+        torch.testing.assert_close(actual, expected)
+    except (AssertionError, TypeError) as error:
+        print(type(error).__name__)
 """).splitlines()
-    assert lines == ["different"]
+    assert lines == ["AssertionError", "AssertionError", "AssertionError", "TypeError"]
 
 
 def test_addresses_of_fake_tensors_do_not_overlap(gpu):

@@ -507,12 +507,8 @@ def test_impossible_extents_are_refused_when_all_are_needed(problems):
 def test_the_problem_of_some_extents_is_found_where_it_stands():
     """Bytes that look like it, but begin within other extents, are not it."""
     sought = (1, 2, 3, 4)
-    before = [
-        256,
-        512,
-        768,
-        1024,
-    ]  # From its second byte on, the bytes of (1, 2, 3, 4).
+    # From its second byte on, the bytes of (1, 2, 3, 4).
+    before = [256, 512, 768, 1024]
     several = [(before, [0], [1.0]), ([2**32, 2**33, 3 * 2**32, 2**34], [0], [2.0])]
     read = with_problems(columns(([1, 1, 1, 2], [1], [0.5]), *several))
     assert read.problems.find(sought) is None
@@ -582,6 +578,9 @@ def test_a_modelled_ranking_has_no_times():
     slower = given.problems[1]._replace(slower=frozenset(("bb",)))
     with pytest.raises(BundleError, match="has other numbers of kernels and times"):
         ranking(measured=False, problems=(slower,)).to_bytes()
+    for wrong in (RankedProblem(FIRST, ()), RankedProblem(FIRST, ("aa",), (1.0,), frozenset(("aa",)))):
+        with pytest.raises(BundleError, match="has no kernel, or one that is among the slower ones too"):
+            ranking(measured=bool(wrong.seconds), problems=(wrong,)).to_bytes()
 
 
 def test_problems_are_decoded_when_they_are_needed():
