@@ -365,8 +365,8 @@ class Ranking(NamedTuple):
                 )
             if not problem.kernels or not problem.slower.isdisjoint(problem.kernels):
                 raise BundleError(
-                    f"the ranking of group {self.group[:12]} for {self.gpu}: {problem.extents} has no kernel, "
-                    "or one that is among the slower ones too"
+                    f"the ranking of group {self.group[:12]} for {self.gpu}: {problem.extents} has no "
+                    "kernel, or one that is among the slower ones too"
                 )
         return (
             [extent for problem in problems for extent in problem.extents],

@@ -117,7 +117,7 @@ for module, prefix in ((driver, "cu"), (runtime, "cuda")):
         assert int(error) == 0, name
         return made[0] if made else None
     flags = (0,) if prefix == "cu" else ()
-    stream, start, end = call("StreamCreate", *flags), call("EventCreate", *flags), call("EventCreate", *flags)
+    stream, start, end = (call(f"{kind}Create", *flags) for kind in ("Stream", "Event", "Event"))
     for event in (start, end):
         call("EventRecord", event, stream)
     call("EventSynchronize", end)
@@ -139,7 +139,8 @@ torch.testing.assert_close(torch.zeros(4), x.cpu(), rtol=0, atol=0)
 torch.testing.assert_close([torch.ones(1), x], (torch.zeros(1), x))
 torch.testing.assert_close({"out": [x]}, {"out": [torch.zeros(4)]})
 for actual, expected in (
-    (torch.zeros(4), torch.ones(4)), ([torch.zeros(4)], [torch.ones(4)]), ({"out": 1}, {"out": 2}), ("a", "b"),
+    (torch.zeros(4), torch.ones(4)), ([torch.zeros(4)], [torch.ones(4)]), ({"out": 1}, {"out": 2}),
+    ("a", "b"),
 ):
     try:
         torch.testing.assert_close(actual, expected)
