@@ -21,6 +21,8 @@ from cutlass_aot.schema.requests.request import Request
 
 OPTION = "enable-tvm-ffi"
 """The DSL's option; a request has it only if it is off."""
+_CPU = 1
+"""``kDLCPU`` of DLPack's header."""
 
 
 def is_without(request: Request) -> bool:
@@ -87,6 +89,15 @@ class WithoutTvmFfi:
         return f"<{self._function!r}, called without TVM-FFI>"
 
 
+def are_on_the_cpu(arguments: Iterable[Any]) -> bool:
+    """Whether there are tensors among arguments, and each is one on the CPU."""
+    devices = {
+        tensor_in(tensor._dlpack_data).device_type if _is_tensor(tensor) else tensor.__dlpack_device__()[0]
+        for tensor in _tensors(arguments, framework=True)
+    }
+    return devices == {_CPU}
+
+
 def _passed(value: Any) -> Any:
     """An argument as TVM-FFI takes it."""
     if _is_tensor(value):
@@ -123,13 +134,13 @@ def _is_known_to_tvm_ffi(tensor: Any) -> bool:
     return "_tvm_ffi_tensor" in vars(tensor)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Any]:
-    """Framework tensors among values, and in nested tuples and lists."""
+def _tensors(values: Iterable[Any], *, framework: bool = False) -> Iterator[Any]:
+    """The DSL's tensors among values, also in nested tuples and lists; with ``framework`` others', too."""
     for value in values:
-        if _is_tensor(value):
+        if _is_tensor(value) or (framework and hasattr(type(value), "__dlpack_device__")):
             yield value
         elif type(value) in (tuple, list):
-            yield from _tensors(value)
+            yield from _tensors(value, framework=framework)
 
 
 class _View:

@@ -57,6 +57,10 @@ class LaunchNumbers(NamedTuple):
     dynamic_bytes: int | None
 
 
+class NoGpuCode(ArtifactError):
+    """What was compiled is host code alone."""
+
+
 @header(SCHEMA, KIND)
 class KernelObject(NamedTuple):
     """One compiled kernel: LLVM text, and a fat binary with one or more cubins of one target."""
@@ -79,9 +83,11 @@ class KernelObject(NamedTuple):
     def from_llvm(cls, text: str, symbol: str) -> KernelObject:
         """Separate host and GPU code in LLVM text that ``export_to_c`` writes to a file ending in ``.ll``.
 
-        The slot is named after the kernel's ``symbol``.
+        The slot is named after the kernel's ``symbol``. NoGpuCode is raised if there is none.
         """
         found = _CONSTANT.findall(text)
+        if not found:
+            raise NoGpuCode(f"{symbol}: it launches no kernel")
         if len(found) != 1:
             raise ArtifactError(
                 f"{symbol}: its host code holds {len(found)} fat binaries of GPU code; expected one: "

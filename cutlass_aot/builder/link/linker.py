@@ -52,7 +52,7 @@ _LIBRARIES = ("-ldl",)
 _KERNEL_FLAGS = ("-Wl,--wrap=TVMFFIEnvGetStream",)
 _EXPORTS = f"{{ global: {EXPORT_PREFIX}*; {CODE_PREFIX}*; cutlass_aot_python_*; local: *; }};\n"
 """A version script for both kinds of library; check_library() then looks at what they export."""
-_SHIM = native.FOLDER / "shim.c"
+_SHIM = (native.FOLDER / "shim.c", native.FOLDER / "conversions.c")
 _LAUNCHER = tuple(native.FOLDER / name for name in ("launcher.c", "dispatch_cache.c", "select.c", "python.c"))
 _HEADER = native.FOLDER / "arguments.h"
 _TIMEOUT_SECONDS = 900
@@ -116,7 +116,7 @@ class LinkToolchain:
                     "exports": _EXPORTS,
                     "launcher": [digest(source.read_bytes()) for source in (*_LAUNCHER, _HEADER)],
                     "link": (*_LINK_FLAGS, *_LIBRARIES, *_KERNEL_FLAGS),
-                    "shim": digest(_SHIM.read_bytes()),
+                    "shim": [digest(source.read_bytes()) for source in _SHIM],
                     "target": self._target,
                     "tvm_ffi": sorted(TVM_FFI_SYMBOLS),
                     "versions": dict(self.versions),
@@ -170,10 +170,11 @@ class LinkToolchain:
         if not compiled:
             raise LinkError(f"{output.name}: there is nothing to link")
         symbols = sorted(compiled)
-        shim = self._object(_SHIM, cache)
+        shim = [self._object(source, cache) for source in _SHIM]
         inputs = {f"{n}-{symbol[:80]}.o": compiled[symbol] for n, symbol in enumerate(symbols)}
         shown = [prefix + symbol for prefix in (EXPORT_PREFIX, CODE_PREFIX) for symbol in symbols]
-        self._link({**inputs, shim.name: shim}, _KERNEL_FLAGS, shown, output, cache)
+        inputs |= {path.name: path for path in shim}
+        self._link(inputs, _KERNEL_FLAGS, shown, output, cache)
 
     def link_launcher(self, output: Path, cache: Path) -> None:
         """Link the launcher, which passes operands to kernels. Its bytes are always the same.

@@ -9,7 +9,8 @@ from typing import Any
 
 from cutlass_aot.builder.compile.audit import audit, inspect_object
 from cutlass_aot.builder.compile.export import export
-from cutlass_aot.errors import ArtifactError
+from cutlass_aot.builder.link.kernel_object import NoGpuCode
+from cutlass_aot.errors import ArtifactError, RequestError
 from cutlass_aot.programs.record.watched import compile_watched
 from cutlass_aot.programs.start.files import RequestResult
 from cutlass_aot.programs.start.packages import known_variables
@@ -29,7 +30,7 @@ def compile_request(
 
     ``call`` is the compiler, arguments and keywords of the call that made the request. Returns a
     :class:`~cutlass_aot.programs.start.files.RequestResult` as plain data; raises whatever the compiler
-    raises.
+    raises, and RequestError if there is nothing to prebuild.
     """
     start = time.monotonic()
     known = known_variables(request.target, request.device)
@@ -38,7 +39,12 @@ def compile_request(
         kind = type(compiled.function).__qualname__
         raise ArtifactError(f"cute.compile gave a {kind}, which cannot be exported")
     kernel = request.kernel
-    data = export(compiled.function, kernel.symbol, path.with_suffix(".ll")).to_bytes()
+    try:
+        data = export(compiled.function, kernel.symbol, path.with_suffix(".ll")).to_bytes()
+    except NoGpuCode:
+        raise RequestError(
+            f"{request.callable}: it launches no kernel: the DSL compiles it where the program runs"
+        ) from None
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(data)
     seconds = time.monotonic() - start

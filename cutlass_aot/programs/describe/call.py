@@ -79,6 +79,35 @@ def call_of(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Call:
     return Call(function, subject, name, rest, own, controls, bound=not is_function)
 
 
+def direct_call(function: types.FunctionType, arguments: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of the ``cute.compile`` that a call of a ``@cute.jit`` function stands for.
+
+    The DSL passes a method its instance as any other argument, and knows it by its name.
+    """
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+    if arguments and parameters[:1] == ("self",):
+        return types.MethodType(function, arguments[0]), *arguments[1:]
+    return function, *arguments
+
+
+def passed_at_each_call(
+    arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Of the arguments of ``cute.compile`` that came with a callable, those that its function takes."""
+    call = call_of(arguments, keywords)
+    parameters = _parameters(call.function)
+    own = parameters.positional[call.bound :]
+    constant = {parameter.name for parameter in parameters.by_name.values() if parameter.constant}
+    return (
+        [
+            value
+            for index, value in enumerate(call.arguments)
+            if index >= len(own) or own[index].name not in constant
+        ],
+        {name: value for name, value in call.keywords.items() if name not in constant},
+    )
+
+
 def _innermost(thing: Any) -> Any:
     """The function or class within all decorators."""
     while hasattr(thing, "__wrapped__"):

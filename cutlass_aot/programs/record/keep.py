@@ -50,7 +50,7 @@ def begin(plan: Mapping[str, Any]) -> None:
             request = request_of(compiler, arguments, keywords, surroundings)
         except RequestError as error:
             keeper.refuse(str(error))
-            return compile(*arguments, **keywords)
+            return compile.leave(*arguments, **keywords)
         return keeper.compile(request, arguments, keywords, compile)
 
     Interception(answer).begin()
@@ -66,6 +66,8 @@ class Keeper:
         self, request: Request, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
     ) -> Any:
         """Compile a request and keep it. Only the compiler's errors are raised, other problems noted."""
+        if self._path(request).with_suffix(".result").exists():
+            return compile.leave(*arguments, **keywords)
         problems: list[Exception] = []
         known = known_variables(request.target, request.device)
         try:
@@ -76,7 +78,7 @@ class Keeper:
         except Exception as error:
             # The error may be this package's; one of the compiler's is raised again here.
             self.refuse(f"{request.callable}: {error}")
-            return compile(*arguments, **keywords)
+            return compile.leave(*arguments, **keywords)
         try:
             if problems:
                 raise problems[0]
@@ -92,10 +94,11 @@ class Keeper:
         except OSError as error:
             _log.warning("not kept: %s; nor can that be noted: %s", reason, error)
 
+    def _path(self, request: Request) -> Path:
+        return self._folder / request.digest
+
     def _keep(self, request: Request, function: Any, call: CallByName | None) -> None:
-        path = self._folder / request.digest
-        if path.with_suffix(".result").exists():
-            return
+        path = self._path(request)
         exporter = importlib.import_module(_EXPORT)
         scratch = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.ll")
         data = exporter.export(function, request.kernel.symbol, scratch).to_bytes()

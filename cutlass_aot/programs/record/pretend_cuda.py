@@ -18,9 +18,11 @@ _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _RESERVED_SHARED_BYTES = 1024
 """Of each block's shared memory, from compute capability 8.0 on."""
-_STREAM = 1 << 20
+STREAM = 1 << 20
 """The handle of a stream that a program makes: none of those that mean the same in every process."""
-_ELAPSED = 1e-3
+EVENT = 1
+"""The handle of an event that a program makes."""
+ELAPSED = 1e-3
 """Milliseconds between events; not 0, since a program may divide by it."""
 
 
@@ -81,6 +83,7 @@ def answer_for_driver(driver: Any, gpu: GpuProperties, *, context: bool) -> None
     unknown = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
     answers: dict[str, Callable[..., Any]] = {
         "cuInit": lambda flags: (success,),
+        "cuDriverGetVersion": lambda: (success, driver.CUDA_VERSION),
         "cuDeviceGetCount": lambda: (success, 1),
         "cuDeviceGet": lambda ordinal: _of_ordinal(
             ordinal, (success, driver.CUdevice(0)), (driver.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
@@ -117,6 +120,8 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
         return _of_ordinal(device, (success, _properties(runtime, gpu)), (invalid, None))
 
     answers: dict[str, Callable[..., Any]] = {
+        "cudaDriverGetVersion": lambda: (success, driver.CUDA_VERSION),
+        "cudaRuntimeGetVersion": lambda: (success, driver.CUDA_VERSION),
         "cudaGetDeviceCount": lambda: (success, 1),
         "cudaGetDevice": lambda: (success, 0),
         "cudaSetDevice": lambda device: _of_ordinal(device, (success,), (invalid,)),
@@ -136,12 +141,12 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
 def _idle(prefix: str, success: Any, stream: Any, event: Any) -> dict[str, Callable[..., Any]]:
     """The functions of streams and events of a GPU on which nothing runs."""
     made = {
-        "StreamCreate": stream(_STREAM),
-        "StreamCreateWithFlags": stream(_STREAM),
-        "StreamCreateWithPriority": stream(_STREAM),
-        "EventCreate": event(1),
-        "EventCreateWithFlags": event(1),
-        "EventElapsedTime": _ELAPSED,
+        "StreamCreate": stream(STREAM),
+        "StreamCreateWithFlags": stream(STREAM),
+        "StreamCreateWithPriority": stream(STREAM),
+        "EventCreate": event(EVENT),
+        "EventCreateWithFlags": event(EVENT),
+        "EventElapsedTime": ELAPSED,
     }
     done = (
         *("StreamSynchronize", "StreamQuery", "StreamWaitEvent", "StreamDestroy"),

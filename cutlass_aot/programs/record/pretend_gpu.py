@@ -6,6 +6,7 @@ DSL: they are patched when the program imports them.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -53,6 +54,7 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
         answer_for(torch, gpu)
         if fake_tensors:
             make_tensors_fake(torch)
+            _pretend_comparisons(torch)
 
     hooks: dict[str, Callable[[ModuleType], None]] = {
         "torch": pretend_torch,
@@ -62,7 +64,6 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
     }
     if fake_tensors:
         hooks["cutlass.operators.utils.tensor"] = _pretend_memory
-        hooks["torch.testing"] = _pretend_comparison
         hooks["triton.runtime.jit"] = lambda module: _no_launches(module.JITFunction)
         hooks["triton.runtime.autotuner"] = lambda module: _no_launches(module.Autotuner)
     imports = AfterImport(hooks)
@@ -75,23 +76,25 @@ def _no_launches(kernel: Any) -> None:
     kernel.run = lambda self, *args, **options: None
 
 
-def _pretend_comparison(testing: Any) -> None:
-    """Make ``assert_close`` of tensors without data pass: whatever they are, the program goes on the same."""
-    compare = testing.assert_close
+def _pretend_comparisons(torch: Any) -> None:
+    """Make tensors without data close to any: whatever they are, the program goes on the same."""
+    fake = sys.modules["torch._subclasses.fake_tensor"].FakeTensor
 
-    def assert_close(actual: Any, expected: Any, **options: Any) -> None:
-        if not any(isinstance(leaf, _fake()) for leaf in _leaves((actual, expected))):
-            compare(actual, expected, **options)
+    def pretended(compare: Any, result: Any) -> Any:
+        def compared(actual: Any, expected: Any, *others: Any, **options: Any) -> Any:
+            if any(isinstance(leaf, fake) for leaf in _leaves((actual, expected))):
+                return result
+            return compare(actual, expected, *others, **options)
 
-    testing.assert_close = assert_close
+        return functools.wraps(compare)(compared)
 
-
-def _fake() -> Any:
-    return sys.modules["torch._subclasses.fake_tensor"].FakeTensor
+    torch.testing.assert_close = pretended(torch.testing.assert_close, None)
+    torch.allclose = pretended(torch.allclose, True)
+    torch.Tensor.allclose = pretended(torch.Tensor.allclose, True)
 
 
 def _leaves(compared: Any) -> Iterator[Any]:
-    """What ``assert_close`` compares: it looks into sequences and mappings."""
+    """What ``assert_close`` compares, which looks into sequences and mappings."""
     if isinstance(compared, Mapping):
         compared = tuple(compared.values())
     if isinstance(compared, Sequence) and not isinstance(compared, str):

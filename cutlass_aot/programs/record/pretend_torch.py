@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
+from cutlass_aot.programs.record.pretend_cuda import ELAPSED, EVENT, STREAM
 
 CUDA_VERSION = "13.0"
 """``torch.version.cuda`` for a build of torch without CUDA."""
@@ -31,12 +32,12 @@ class _Idle:
 
 
 class Stream(_Idle):
-    """A stream on which nothing runs. The default stream has the handle 0."""
+    """A stream on which nothing runs. The default one has the handle 0, those of the program another."""
 
     device_index = 0
 
     def __init__(
-        self, device: Any = None, priority: int = 0, *, cuda_stream: int = 0, **options: Any
+        self, device: Any = None, priority: int = 0, *, cuda_stream: int = STREAM, **options: Any
     ) -> None:
         self.cuda_stream = self.stream_id = cuda_stream
         self.priority = priority
@@ -71,6 +72,7 @@ class Stream(_Idle):
 class Event(_Idle):
     """An event that has happened."""
 
+    cuda_event = EVENT
     record = wait = synchronize = _Idle.do_nothing
 
     def query(self) -> bool:
@@ -78,8 +80,8 @@ class Event(_Idle):
         return True
 
     def elapsed_time(self, end: Any) -> float:
-        """Milliseconds; not 0, since a program may divide by it."""
-        return 1e-3
+        """Milliseconds."""
+        return ELAPSED
 
 
 class Graph(_Idle):
@@ -123,7 +125,7 @@ def _answers(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
     """Names in ``torch.cuda`` with their replacements: a separate object each, since torch looks them up."""
 
     def streams(*args: Any, **options: Any) -> Stream:
-        return Stream()
+        return Stream(cuda_stream=0)
 
     def random_state(*args: Any, **options: Any) -> Any:
         return torch.zeros(16, dtype=torch.uint8)

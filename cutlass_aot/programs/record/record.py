@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,7 +42,6 @@ from cutlass_aot.programs.describe.profiles import device_numbers
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
-from cutlass_aot.programs.start.after_import import AfterImport
 from cutlass_aot.programs.start.files import note_refusal, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
@@ -53,12 +52,6 @@ from cutlass_aot.schema.requests.request import Request
 
 MODULE = "cutlass_aot.programs.record.record"
 _POLL_SECONDS = 0.02
-_FUNCTIONS = {
-    "cutlass.base_dsl.jit_executor": ("JitCompiledFunction", "JitExecutor"),
-    "cutlass.cutlass_dsl.tvm_ffi_provider": ("TVMFFIJitCompiledFunctionBase",),
-    "cutlass.cutlass_dsl.cutlass_function": ("CutlassCallJitCompiledFunction",),
-}
-"""Modules of the DSL, and their classes of compiled functions."""
 _Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 """The compiler, its arguments and its keywords."""
 
@@ -79,8 +72,6 @@ def begin(plan: Mapping[str, Any]) -> None:
     )
     _note_what_is_read(recorder)
     Interception(recorder.answer).begin()
-    if plan["fake_tensors"]:
-        AfterImport(dict.fromkeys(_FUNCTIONS, recorder.run_nothing)).begin()
     atexit.register(recorder.finish)
     # Workers that `multiprocessing` forks end without exit handlers.
     multiprocessing.util.register_after_fork(
@@ -180,19 +171,6 @@ class Recorder:
                 self._note(request, lambda: compile(*arguments, **keywords), (compiler, arguments, keywords))
         return Nothing()
 
-    def run_nothing(self, module: Any) -> None:
-        """Make functions that are called without ``cute.compile`` run nothing: there is no GPU."""
-
-        def run_compiled_program(function: Any, arguments: Any) -> None:
-            name = getattr(function, "function_name", "a function")
-            note_refusal(
-                self.folder,
-                f"{name}: called without cute.compile: the DSL compiles it where the program runs",
-            )
-
-        for name in _FUNCTIONS[module.__name__]:
-            getattr(module, name).run_compiled_program = run_compiled_program
-
     def finish(self) -> None:
         """Wait for the forks, then write the files that say how this process ended."""
         with self._lock:
@@ -210,7 +188,7 @@ class Recorder:
             self._process = os.getpid()
             self._running.clear()
 
-    def _note(self, request: Request, compile: Compile, call: _Call) -> None:
+    def _note(self, request: Request, compile: Callable[[], Any], call: _Call) -> None:
         path = self.folder / request.digest
         try:
             # The process that makes this file compiles: another one of the program may make the same request.
@@ -231,7 +209,7 @@ class Recorder:
             self._compile(request, compile, call, parent)
         self._running[pid] = request.digest, time.monotonic() + self.timeout
 
-    def _compile(self, request: Request, compile: Compile, call: _Call, parent: int) -> None:
+    def _compile(self, request: Request, compile: Callable[[], Any], call: _Call, parent: int) -> None:
         """Compile in the fork, and end it."""
         path = self.folder / request.digest
         status = 1
@@ -248,6 +226,9 @@ class Recorder:
                     path.with_suffix(".result"),
                     encode(module.compile_request(request, compile, call, path.with_suffix(".object"))),
                 )
+            except RequestError as error:
+                note_refusal(self.folder, str(error))
+                path.with_suffix(".request").unlink()
             except BaseException as error:
                 failure = {
                     "raised": [kind.__name__ for kind in type(error).__mro__],
@@ -285,7 +266,10 @@ class Recorder:
                 time.sleep(_POLL_SECONDS)
 
     def _ended(self, name: str, status: int) -> None:
-        if not any((self.folder / f"{name}.{kind}").exists() for kind in ("result", "failure")):
+        path = self.folder / name
+        if path.with_suffix(".request").exists() and not any(
+            path.with_suffix(kind).exists() for kind in (".result", ".failure")
+        ):
             self._fail(name, {"signal": max(0, -status), "status": max(0, status)})
 
     def _fail(self, name: str, failure: dict[str, Any]) -> None:

@@ -248,7 +248,7 @@ class Server:
         if request is not None and self.keeper is not None:
             compiled = self.keeper.compile(request, arguments, keywords, compile)
         else:
-            compiled = compile(*arguments, **keywords)
+            compiled = compile.leave(*arguments, **keywords)
         seconds = time.perf_counter() - start
         self._ledger.missed(request, str(error), seconds)
         _log.warning("compiled %s in %.1f s", name, seconds)

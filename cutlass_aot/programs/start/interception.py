@@ -1,24 +1,46 @@
-"""Intercept ``cute.compile``: a program's calls of it go to one function instead."""
+"""Intercept ``cute.compile``, and calls of ``@cute.jit`` functions without it: one function answers both."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from cutlass_aot.programs.describe.call import direct_call, passed_at_each_call
 from cutlass_aot.programs.start.after_import import AfterImport
+from cutlass_aot.programs.without_tvm_ffi import are_on_the_cpu
 
-Compile = Callable[..., Any]
-"""The original ``cute.compile``, called as ``compile(*arguments, **keywords)``."""
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """The original ``cute.compile``, called as ``compile(*arguments, **keywords)``.
+
+    Attributes:
+        leave: called alike; leaves the call to the DSL, which compiles a function once when called directly.
+    """
+
+    compile: Callable[..., Any]
+    leave: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compile anew."""
+        return self.compile(*arguments, **keywords)
+
 
 Answer = Callable[[Any, Sequence[Any], Mapping[str, Any], Compile], Any]
 """Called with the compiler (``cute.compile`` or ``cute.compile[...]``), its arguments and keywords, and the
-original."""
+original. Gives the compiled function, or what stands for it."""
 
 
 class Interception:
     """Between :meth:`begin` and :meth:`end`, calls of ``cute.compile`` go to ``answer`` instead.
+
+    So do calls of ``@cute.jit`` functions themselves, which the DSL compiles when they are called: each is a
+    call of ``cute.compile`` with the same arguments, whose result is called at once.
 
     Nested calls, which are part of a compilation, and those by which the DSL's ``HardwareInfo`` asks the
     driver, still go to the compiler. The DSL is not imported for it.
@@ -27,8 +49,10 @@ class Interception:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._inside = threading.local()
-        self._hook = AfterImport({"cutlass.cute": self._stand_before})
-        self._undo: Callable[[], None] = lambda: None
+        self._hook = AfterImport(
+            {"cutlass.cute": self._stand_before_compile, "cutlass.base_dsl.dsl": self._stand_before_calls}
+        )
+        self._undo: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Intercept calls as soon as the compiler is imported."""
@@ -37,25 +61,63 @@ class Interception:
     def end(self) -> None:
         """Restore the compiler."""
         self._hook.end()
-        self._undo()
+        for undo in self._undo:
+            undo()
 
-    def _stand_before(self, module: ModuleType) -> None:
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Within the block, this thread's calls are part of a compilation."""
+        self._inside.compiling = True
+        try:
+            yield
+        finally:
+            self._inside.compiling = False
+
+    def _is_compiling(self) -> bool:
+        return getattr(self._inside, "compiling", False)
+
+    def _stand_before_compile(self, module: ModuleType) -> None:
         kind = type(module.compile)
         original = kind.__call__
 
         def call(compiler: Any, *arguments: Any, **keywords: Any) -> Any:
-            if getattr(self._inside, "compiling", False) or _is_the_dsls_own(arguments):
-                return original(compiler, *arguments, **keywords)
-            self._inside.compiling = True
-            try:
-                return self._answer(
-                    compiler, arguments, keywords, lambda *a, **k: original(compiler, *a, **k)
-                )
-            finally:
-                self._inside.compiling = False
+            def compile(*a: Any, **k: Any) -> Any:
+                return original(compiler, *a, **k)
+
+            if self._is_compiling() or _is_the_dsls_own(arguments):
+                return compile(*arguments, **keywords)
+            with self._compiling():
+                return self._answer(compiler, arguments, keywords, Compile(compile, compile))
 
         kind.__call__ = call
-        self._undo = lambda: setattr(kind, "__call__", original)
+        self._undo.append(lambda: setattr(kind, "__call__", original))
+
+    def _stand_before_calls(self, module: ModuleType) -> None:
+        kind = module.BaseDSL
+        original = kind._func
+
+        def call(dsl: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
+            # The compiler, too, calls functions so; and what works on tensors on the CPU launches no kernel.
+            if (
+                self._is_compiling()
+                or keywords.get("compile_only")
+                or are_on_the_cpu((*arguments, *keywords.values()))
+            ):
+                return original(dsl, function, *arguments, **keywords)
+            compiler = sys.modules["cutlass.cute"].compile
+            given = direct_call(function, arguments)
+
+            def leave(*a: Any, **k: Any) -> Any:
+                result = original(dsl, function, *arguments, **keywords)
+                return lambda *passed, **named: result
+
+            with self._compiling():
+                compiled = self._answer(compiler, given, keywords, Compile(compiler, leave))
+            passed, named = passed_at_each_call(given, keywords)
+            return compiled(*passed, **named)
+
+        kind._func = call
+        self._undo.append(lambda: setattr(kind, "_func", original))
 
 
 def _is_the_dsls_own(arguments: Sequence[Any]) -> bool:

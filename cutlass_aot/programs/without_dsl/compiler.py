@@ -168,7 +168,10 @@ _settings = Settings()
 
 
 def _decorator(word: str) -> Callable[..., Any]:
-    """A decorator of the DSL. Decorated functions raise when called; requests use their ``__wrapped__``."""
+    """A decorator of the DSL. Decorated functions raise when called, unless calls of them are intercepted.
+
+    Requests use their ``__wrapped__``.
+    """
 
     def decorate(*given: Any, **options: Any) -> Any:
         if len(given) == 1 and callable(given[0]) and not options:
@@ -201,11 +204,12 @@ def _maker(word: str) -> Callable[[Any], Any]:
     variables["__name__"] = known.module
     function = next(name for name, (kind, *_) in known.closure.items() if kind == "function")
     constants = {name: what[0] for name, (kind, *what) in known.closure.items() if kind == "constant"}
+    called = "_call" if word == "cute.jit" else "_refuse_call"
     # Its only names beside the DSL's are builtins.
     text = f"""
 def outer({", ".join([function, *constants])}):
     def wrapper(*args, **kwargs):
-        __import__("cutlass_aot.programs.without_dsl.compiler", fromlist=("",))._refuse_call({function})
+        return __import__({__name__!r}, fromlist=("",)).{called}({function}, *args, **kwargs)
         {"; ".join([*constants, *known.names]) or "pass"}
     return wrapper
 """
@@ -215,7 +219,12 @@ def outer({", ".join([function, *constants])}):
     return lambda inner: outer(inner, **constants)
 
 
-def _refuse_call(function: Any) -> None:
+def _call(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Where a function is called that the DSL would compile now."""
+    return find("cutlass.base_dsl.dsl:BaseDSL")._func(None, function, *arguments, **keywords)
+
+
+def _refuse_call(function: Any, *arguments: Any, **keywords: Any) -> None:
     refuse(f"{function.__module__}.{function.__qualname__}, which a trace calls, was called")
 
 
@@ -263,11 +272,16 @@ class _Dsl(type):
         refuse(f"{cls.__module__}.{cls.__qualname__} was called")
 
 
+def _func(_: Any, function: Any, *arguments: Any, **keywords: Any) -> None:
+    refuse(f"{function.__module__}.{function.__qualname__} was called, and no bundle answered")
+
+
 def _dsl_class(module: str, name: str) -> type:
     instance = SimpleNamespace(envar=_settings, get_arch_enum=_arch)
     members = {
         "__module__": module,
         "_get_dsl": staticmethod(lambda: instance),
+        "_func": _func,
         "jit": staticmethod(_decorator("cute.jit")),
         "kernel": staticmethod(_decorator("cute.kernel")),
     }

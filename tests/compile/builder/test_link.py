@@ -394,9 +394,10 @@ def test_the_fingerprint_differs_on_what_decides_the_bytes(
     for package in toolchain.versions:
         must_differ(dataclasses.replace(toolchain, versions={**toolchain.versions, package: "0.0.1"}))
     shim = tmp_path / "shim.c"
-    shim.write_bytes(linker._SHIM.read_bytes() + b"\n")
+    first, *others = linker._SHIM
+    shim.write_bytes(first.read_bytes() + b"\n")
     with monkeypatch.context() as patch:
-        patch.setattr(linker, "_SHIM", shim)
+        patch.setattr(linker, "_SHIM", (shim, *others))
         must_differ(dataclasses.replace(toolchain))
     header = tmp_path / "arguments.h"
     header.write_bytes(linker._HEADER.read_bytes() + b"\n")

@@ -46,10 +46,10 @@ def cutlass_aot(*arguments: str, folder: Path, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def served(folder: Path, bundle: str, target: str, profile: str, program: str) -> dict[str, Any]:
+def served(folder: Path, bundle: str, target: str, profile: str, program: str, *how: str) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUTE_DSL")}
     done = subprocess.run(
-        [sys.executable, str(SERVE), bundle, target, profile, program],
+        [sys.executable, str(SERVE), bundle, target, profile, program, *how],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -249,24 +249,29 @@ def test_a_profile_of_a_gpu_that_cannot_run_the_target_is_refused(module):
     assert "device profile h200, a GPU that cannot run code for sm_100a" in printed
 
 
-def test_a_function_that_is_called_without_compiling_runs_nothing_and_is_named(module):
+def test_a_function_that_is_called_without_compiling_is_a_request(module):
     (module / "torch.py").unlink()
-    program = (
-        "import torch\nfrom cuda.bindings import driver\nfrom cutlass.cute.runtime import from_dlpack\n"
-        "import scale\nx = from_dlpack(torch.ones(128, device='cuda'))\n"
-        "for _ in range(2):\n    scale.scale(x, driver.CUstream(0))\n"
-    )
-    (module / "app.py").write_text(program)
-    printed = cutlass_aot(*BUILD, folder=module, status=1)
-    named = "called without cute.compile: the DSL compiles it where the program runs"
-    assert "made no request that can be keyed" in printed
-    assert " ".join(printed.split()).count(named) == 1
-    assert "cutlass_scale_" in printed
-    (module / "app.py").write_text(program + "cute = __import__('cutlass').cute\n"
-                                   "cute.compile(scale.scale, x, driver.CUstream(0))\n")  # fmt: skip
+    shutil.copy(PROGRAMS / "direct_calls.py", module / "app.py")
+    assert "app.py for sm_90a: 5 requests, 5 compiled" in cutlass_aot(*BUILD, folder=module)
+    # One of three calls of a function with the same constants; what a function calls is part of it.
+    names = ["Scale.__call__", "Scale.double", "fill_half", *["scale"] * 4]
+    for how in ((), ("without-dsl",)):
+        found = served(module, "bundles/app", "sm_90a", "h200", "app.py", *how)
+        assert found == {"answered": [f"__main__:{name}" for name in names], "refused": []}
+
+
+def test_what_launches_no_kernel_is_named(module):
+    (module / "torch.py").unlink()
+    (module / "app.py").write_text(
+        (module / "app.py").read_text() + "import torch\nfrom cutlass.cute.runtime import from_dlpack\n\n"
+        "@cute.jit\ndef fill(x: cute.Tensor, value: cutlass.Float32):\n"
+        "    for element in range(cute.size(x)):\n        x[element] = value\n\n"
+        "x = torch.empty(3)\nfill(from_dlpack(x), 7.0)\nassert x.tolist() == [7.0] * 3\n"
+        "fill(from_dlpack(torch.empty(3, device='cuda')), 7.0)\n"
+    )  # fmt: skip
     printed = " ".join(cutlass_aot(*BUILD, folder=module).split())
     assert "1 request, 1 compiled" in printed
-    assert printed.count(named) == 1
+    assert "__main__:fill: it launches no kernel: the DSL compiles it where the program runs" in printed
 
 
 def test_requests_found_before_a_failure_are_kept(module):

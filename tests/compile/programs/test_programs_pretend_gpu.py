@@ -36,6 +36,7 @@ print(torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.current_d
 print(torch.cuda.get_device_capability(), torch.cuda.get_device_name(), gpu.multi_processor_count)
 print(gpu.shared_memory_per_block_optin, gpu.warp_size, hasattr(gpu, "gcnArchName"))
 stream = torch.cuda.Stream()
+print(torch.cuda.current_stream().cuda_stream, stream.cuda_stream, torch.cuda.Event().cuda_event)
 with torch.cuda.stream(stream), torch.cuda.device(0):
     stream.wait_stream(torch.cuda.current_stream())
 torch.cuda.Event().record()
@@ -47,7 +48,7 @@ from cutlass.utils import HardwareInfo
 info = HardwareInfo()
 print(info.get_max_active_clusters(4), info.get_device_multiprocessor_count())
 """).splitlines()
-    assert lines == ["True 1 0", "(9, 0) NVIDIA H200 132", "232448 32 False", "0 0", "30 132"]
+    assert lines == ["True 1 0", "(9, 0) NVIDIA H200 132", "232448 32 False", "0 1048576 1", "0 0", "30 132"]
 
 
 def test_questions_that_go_through_cuda_python_are_answered_from_the_profile(gpu):
@@ -138,6 +139,7 @@ torch.testing.assert_close(x, torch.zeros(4))
 torch.testing.assert_close(torch.zeros(4), x.cpu(), rtol=0, atol=0)
 torch.testing.assert_close([torch.ones(1), x], (torch.zeros(1), x))
 torch.testing.assert_close({"out": [x]}, {"out": [torch.zeros(4)]})
+print(torch.allclose(x, torch.zeros(4)), x.allclose(x, atol=1.0), torch.zeros(4).allclose(torch.ones(4)))
 for actual, expected in (
     (torch.zeros(4), torch.ones(4)), ([torch.zeros(4)], [torch.ones(4)]), ({"out": 1}, {"out": 2}),
     ("a", "b"),
@@ -147,7 +149,7 @@ for actual, expected in (
     except (AssertionError, TypeError) as error:
         print(type(error).__name__)
 """).splitlines()
-    assert lines == ["AssertionError", "AssertionError", "AssertionError", "TypeError"]
+    assert lines == ["True True False", "AssertionError", "AssertionError", "AssertionError", "TypeError"]
 
 
 def test_addresses_of_fake_tensors_do_not_overlap(gpu):
