@@ -43,7 +43,7 @@ def compile_request(
         data = export(compiled.function, kernel.symbol, path.with_suffix(".ll")).to_bytes()
     except NoGpuCode:
         raise RequestError(
-            f"{request.callable}: it launches no kernel: the DSL compiles it where the program runs"
+            f"{request.callable}: it launches no kernel, so that there is nothing to prebuild"
         ) from None
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(data)

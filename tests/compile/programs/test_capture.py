@@ -150,6 +150,28 @@ def test_what_is_missed_is_kept_for_the_next_build(captured):
     assert not (captured / "none.toml").exists()
 
 
+def test_a_function_that_is_called_directly_and_missed_is_left_to_the_dsl(captured):
+    """Host code alone, which runs without a GPU; the DSL compiles it once."""
+    (captured / "direct.py").write_text(
+        "import cutlass\nfrom cutlass import cute\n\n"
+        "@cute.jit\ndef hello(n: cutlass.Int32, added: cutlass.Constexpr):\n"
+        "    cute.printf('hello %d', n + added)\n\n"
+        "class Greeting:\n    @cute.jit\n    def hello(self, n: cutlass.Int32):\n        hello(n, 20)\n\n"
+        "for n in (1, 2):\n    hello(n, 10)\nGreeting().hello(3)\n"
+    )
+    program = ("--", sys.executable, "direct.py")
+    done = run(captured, "run", "--bundle", "bundles/app", "--policy", "jit", *program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split("\n")[:3] == ["hello 11", "hello 12", "hello 23"]
+    assert "0 requests answered in 0 ms, 2 missed and compiled" in done.stderr
+    refused = run(captured, "run", "--bundle", "bundles/app", "--policy", "required", *program)
+    assert refused.returncode == 1
+    assert "RequestNotFound: no kernel for direct:hello" in refused.stderr.replace("__main__", "direct")
+    kept = run(captured, "capture", "-o", "direct.toml", *program)
+    assert kept.stdout.split("\n")[:3] == ["hello 11", "hello 12", "hello 23"], kept.stdout + kept.stderr
+    assert "hello: cutlass_aot" in kept.stderr
+
+
 def test_a_change_of_the_kernel_is_missed(captured):
     whole = (captured / "scale.py").read_text()
     (captured / "scale.py").write_text(whole.replace("x[thread] * factor", "x[thread] + factor"))
