@@ -1,6 +1,6 @@
 """CUDA's driver and runtime, as cuda-python has them, without a GPU: they describe the GPU of a profile.
 
-Programs and packages ask ``cuda.bindings`` for the compute capability or the number of multiprocessors to
+Programs and packages ask ``cuda.bindings`` or ``cuda.core`` for the compute capability or the number of multiprocessors to
 decide which kernel to compile, and so does the DSL. They time kernels by streams and events, which are there
 and empty. What would need a GPU, such as memory, stays an error.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
 
@@ -136,6 +137,44 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
             **_idle("cuda", success, runtime.cudaStream_t, runtime.cudaEvent_t),
         }
     _replace(runtime, answers)
+
+
+def answer_for_core(core: Any, gpu: GpuProperties) -> None:
+    """Make ``cuda.core`` describe a GPU."""
+
+    class Device:
+        """The GPU, by its ordinal."""
+
+        compute_capability = _ComputeCapability(gpu.major, gpu.minor)
+        arch = f"{gpu.major}{gpu.minor}"
+        name = gpu.name
+        properties = SimpleNamespace(**{name.lower(): value for name, value in _attributes(gpu).items()})
+
+        def __init__(self, device_id: Any = None) -> None:
+            self.device_id = int(device_id or 0)
+            if self.device_id != 0:
+                raise ValueError(f"device_id is {device_id}, expected 0: there is one GPU")
+
+        def __int__(self) -> int:
+            return self.device_id
+
+        @classmethod
+        def get_all_devices(cls) -> tuple[Device, ...]:
+            """The GPU."""
+            return (cls(),)
+
+        def set_current(self, *context: Any) -> None:
+            """Do nothing: it is the current one."""
+
+        def sync(self) -> None:
+            """Do nothing: nothing runs."""
+
+    core.Device = Device
+
+
+class _ComputeCapability(NamedTuple):
+    major: int
+    minor: int
 
 
 def _idle(prefix: str, success: Any, stream: Any, event: Any) -> dict[str, Callable[..., Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.programs.record.fake_tensors import make_tensors_fake
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
-from cutlass_aot.programs.record.pretend_cuda import answer_for_driver, answer_for_runtime
+from cutlass_aot.programs.record.pretend_cuda import answer_for_core, answer_for_driver, answer_for_runtime
 from cutlass_aot.programs.record.pretend_torch import answer_for
 from cutlass_aot.programs.start.after_import import AfterImport
 from cutlass_aot.programs.start.packages import cache_environment, target_environment
@@ -29,6 +29,8 @@ def environment(profile: DeviceProfile, target: str) -> dict[str, str]:
         **cache_environment(),
         # The program must see the GPU of the profile, not a real one.
         "CUDA_VISIBLE_DEVICES": "",
+        # torch.compile asks for a driver, to compile what will not run: functions are called as they are.
+        "TORCHDYNAMO_DISABLE": "1",
     }
 
 
@@ -60,6 +62,8 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
         "torch": pretend_torch,
         "cutlass.utils.hardware_info": lambda module: _pretend_hardware(module.HardwareInfo, profile, gpu),
         "cuda.bindings.driver": lambda module: answer_for_driver(module, gpu, context=fake_tensors),
+        "cuda.core": lambda module: answer_for_core(module, gpu),
+        "cuda.core.experimental": lambda module: answer_for_core(module, gpu),
         "cuda.bindings.runtime": lambda module: answer_for_runtime(module, gpu, context=fake_tensors),
     }
     if fake_tensors:

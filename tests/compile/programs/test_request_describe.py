@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("cutlass.cute.runtime", reason="the DSL is not installed")
 
 import cutlass
+import tvm_ffi
 from cutlass import cute
 from cutlass.cute.runtime import make_fake_tensor
 
@@ -119,6 +120,16 @@ def renamed(name: str, *parameters: str) -> Any:
     kinds = [inspect.Parameter(item, inspect.Parameter.POSITIONAL_OR_KEYWORD) for item in parameters]
     function.__signature__ = inspect.Signature(kinds)  # type: ignore[attr-defined]
     return function
+
+
+def test_text_that_came_through_tvm_ffi_is_described_as_text():
+    # Longer than what TVM-FFI passes within a value, so that an object holds it.
+    texts = [Operation("a text of many bytes"), Operation(b"some bytes, which are many")]
+    for operation in texts:
+        text = operation.tile
+        operation.tile = tvm_ffi.convert(text)
+        assert type(operation.tile) not in (str, bytes)
+        assert described(operation) == described(Operation(text))
 
 
 def test_a_function_under_another_name_is_described_by_its_own_source_and_its_signature():

@@ -37,6 +37,8 @@ _DYNAMIC_SCALARS = {bool: "bool", int: "int", float: "float"}
 _INT64 = 2**63
 TEXTS = (PurePath, Fraction, Decimal)
 """Classes of the standard library whose text describes a value completely."""
+_TEXTS_OF_TVM_FFI = ("tvm_ffi.core.String", "tvm_ffi.core.Bytes")
+"""Classes of text that a function was passed through TVM-FFI."""
 
 
 class Describer(Description):
@@ -65,6 +67,8 @@ def _other(description: Description, value: Any, passed: Passed) -> Handler:
     if isinstance(value, enum.Enum):
         return classes.enum_member
     kind = type(value)
+    if f"{kind.__module__}.{kind.__qualname__}" in _TEXTS_OF_TVM_FFI:
+        return _text_of_tvm_ffi
     for base in kind.__mro__[:-1]:
         handler = _BY_BASE.get(base)
         if handler is not None:
@@ -81,6 +85,11 @@ def _other(description: Description, value: Any, passed: Passed) -> Handler:
     if issubclass(kind, sys.modules["cutlass.cute.typing"].Pointer):
         return dsl.own_pointer
     return objects.adapted if objects.is_adapted(value, passed) else objects.an_object
+
+
+def _text_of_tvm_ffi(description: Description, value: Any, passed: Passed) -> Value:
+    """As Python's text, with which the function makes the same request in a process that calls it in Python."""
+    return str(value) if isinstance(value, str) else bytes(value)
 
 
 def _sequence(description: Description, value: Any, passed: Passed) -> Value:
