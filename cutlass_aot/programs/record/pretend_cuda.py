@@ -1,8 +1,8 @@
 """CUDA's driver and runtime, as cuda-python has them, without a GPU: they describe the GPU of a profile.
 
-Programs and packages ask ``cuda.bindings`` or ``cuda.core`` for the compute capability or the number of multiprocessors to
-decide which kernel to compile, and so does the DSL. They time kernels by streams and events, which are there
-and empty. What would need a GPU, such as memory, stays an error.
+Programs and packages ask ``cuda.bindings`` or ``cuda.core`` for the compute capability or the number of
+multiprocessors to decide which kernel to compile, and so does the DSL. They time kernels by streams and
+events, which are there and empty. What would need a GPU, such as memory, stays an error.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _other(description: Description, value: Any, passed: Passed) -> Handler:
 
 
 def _text_of_tvm_ffi(description: Description, value: Any, passed: Passed) -> Value:
-    """As Python's text, with which the function makes the same request in a process that calls it in Python."""
+    """As Python's text, with which a function that is called in Python makes the same request."""
     return str(value) if isinstance(value, str) else bytes(value)
 
 
