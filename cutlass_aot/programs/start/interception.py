@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.describe.call import direct_call, passed_at_each_call
 from cutlass_aot.programs.start.after_import import AfterImport
 from cutlass_aot.programs.without_tvm_ffi import are_on_the_cpu
@@ -97,13 +98,12 @@ class Interception:
         original = kind._func
 
         def call(dsl: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
-            # The compiler, too, calls functions so; and what works on tensors on the CPU launches no kernel.
-            if (
-                self._is_compiling()
-                or keywords.get("compile_only")
-                or are_on_the_cpu((*arguments, *keywords.values()))
-            ):
+            if self._is_compiling():
                 return original(dsl, function, *arguments, **keywords)
+            # The compiler, too, calls functions so; and what works on tensors on the CPU launches no kernel.
+            if keywords.get("compile_only") or are_on_the_cpu((*arguments, *keywords.values())):
+                with self._compiling():
+                    return original(dsl, function, *arguments, **keywords)
             compiler = sys.modules["cutlass.cute"].compile
             given = direct_call(function, arguments)
 
@@ -113,7 +113,10 @@ class Interception:
 
             with self._compiling():
                 compiled = self._answer(compiler, given, keywords, Compile(compiler, leave))
-            passed, named = passed_at_each_call(given, keywords)
+            try:
+                passed, named = passed_at_each_call(given, keywords)
+            except RequestError:
+                passed, named = (), {}  # It is no request, so that what was given takes any arguments.
             return compiled(*passed, **named)
 
         kind._func = call

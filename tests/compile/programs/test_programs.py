@@ -264,7 +264,8 @@ def test_what_launches_no_kernel_is_named(module):
     (module / "torch.py").unlink()
     (module / "app.py").write_text(
         (module / "app.py").read_text() + "import torch\nfrom cutlass.cute.runtime import from_dlpack\n\n"
-        "@cute.jit\ndef fill(x: cute.Tensor, value: cutlass.Float32):\n"
+        "@cute.jit\ndef fill(x: cute.Tensor, value: cutlass.Float32):\n    fill_each(x, value)\n\n"
+        "@cute.jit\ndef fill_each(x: cute.Tensor, value: cutlass.Float32):\n"
         "    for element in range(cute.size(x)):\n        x[element] = value\n\n"
         "x = torch.empty(3)\nfill(from_dlpack(x), 7.0)\nassert x.tolist() == [7.0] * 3\n"
         "fill(from_dlpack(torch.empty(3, device='cuda')), 7.0)\n"
