@@ -177,13 +177,25 @@ def check(trace: Trace, code: CodeSlice, keyed: Iterable[str], known: Mapping[st
 
 def _followed(trace: Trace, code: CodeSlice) -> set[CodeType]:
     """The traced code that is of functions which the request names."""
-    lines: dict[str, dict[int, str]] = {}
+    lines: dict[str, set[int]] = {}
+    names: dict[str, set[str]] = {}
     for thing in code.followed.values():
         if isinstance(thing, FunctionType):
-            own = thing.__code__
-            lines.setdefault(own.co_filename, {}).update(dict.fromkeys(_lines(thing), own.co_name))
+            file = thing.__code__.co_filename
+            lines.setdefault(file, set()).update(_lines(thing))
+            names.setdefault(file, set()).update(_names(thing.__code__))
+
+    def is_followed(item: CodeType) -> bool:
+        file = item.co_filename
+        if item.co_firstlineno in lines.get(file, ()):
+            return True
+        # The DSL numbers the lines of a rewritten closure from 1.
+        return item.co_name in names.get(file, ()) and not is_defined_at(
+            file, item.co_name, item.co_firstlineno
+        )
+
     found: set[CodeType] = set()
-    work = [item for item in trace.code if _is_followed(item, lines.get(item.co_filename, {}))]
+    work = [item for item in trace.code if is_followed(item)]
     while work:
         item = work.pop()
         if item not in found:
@@ -200,14 +212,12 @@ def _lines(function: FunctionType) -> Iterable[int]:
     return (function.__code__.co_firstlineno,)
 
 
-def _is_followed(item: CodeType, lines: Mapping[int, str]) -> bool:
-    """Whether code is of a followed function; ``lines`` of its file map to the functions' names."""
-    if item.co_firstlineno in lines:
-        return True
-    # The DSL numbers the lines of a rewritten closure from 1.
-    return item.co_name in lines.values() and not is_defined_at(
-        item.co_filename, item.co_name, item.co_firstlineno
-    )
+def _names(code: CodeType) -> Iterator[str]:
+    """The names of a function and of those within it."""
+    yield code.co_name
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def _decides_nothing(file: str) -> bool:

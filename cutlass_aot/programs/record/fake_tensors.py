@@ -63,12 +63,19 @@ def make_tensors_fake(torch: Any) -> None:
     fake_tensor.init_gpu_context = lambda device: None
 
     addresses = _Addresses()
+    address_of_storage = torch.UntypedStorage.data_ptr
+
+    def storage_data_ptr(storage: Any) -> int:
+        """The made-up address of one without data."""
+        is_fake = storage.device.type == "meta"
+        return addresses.of(storage) if is_fake else int(address_of_storage(storage))
 
     def data_ptr(tensor: Any) -> int:
         """The made-up address of its first element."""
         return addresses.of(tensor.untyped_storage()) + int(tensor.storage_offset() * tensor.element_size())
 
     fake_tensor.FakeTensor.data_ptr = data_ptr
+    torch.UntypedStorage.data_ptr = storage_data_ptr
     fake_tensor.FakeTensor.__dlpack__ = lambda tensor, **options: _dlpack(torch, tensor)
     fake_tensor.FakeTensor.__dlpack_device__ = lambda tensor: _dlpack_device(tensor)
     # The exchange through C functions would read data; without it, consumers use the capsule.

@@ -25,6 +25,9 @@ EVENT = 1
 """The handle of an event that a program makes."""
 ELAPSED = 1e-3
 """Milliseconds between events; not 0, since a program may divide by it."""
+_LIMITS = {0: 1 << 10, 1: 1 << 20, 2: 8 << 20}
+"""Bytes of a thread's stack, of the buffer of ``printf`` and of the heap of ``malloc``, as they are at first
+(CUDA C++ Programming Guide). Keys are those of ``CUlimit``."""
 
 
 def _attributes(gpu: GpuProperties) -> dict[str, int]:
@@ -75,10 +78,12 @@ def _attribute(driver: Any, gpu: GpuProperties, success: Any, unknown: Any) -> C
     return attribute
 
 
-def answer_for_driver(driver: Any, gpu: GpuProperties, *, context: bool) -> None:
+def answer_for_driver(driver: Any, gpu: GpuProperties, clusters: Mapping[int, int], *, context: bool) -> None:
     """Make ``cuda.bindings.driver`` describe a GPU.
 
-    With ``context``, it has a context too, as after the first tensor on a GPU, in which nothing runs.
+    Args:
+        clusters: how many clusters run at once, by their size in blocks.
+        context: whether it has a context too, as after the first tensor on a GPU, in which nothing runs.
     """
     success = driver.CUresult.CUDA_SUCCESS
     unknown = driver.CUresult.CUDA_ERROR_NOT_SUPPORTED
@@ -101,6 +106,8 @@ def answer_for_driver(driver: Any, gpu: GpuProperties, *, context: bool) -> None
             "cuCtxGetDevice": lambda: (success, driver.CUdevice(0)),
             "cuCtxSetCurrent": lambda ctx: (success,),
             "cuCtxSynchronize": lambda: (success,),
+            **_limits("cuCtx", success, unknown),
+            **_occupancy(driver, clusters, success),
             "cuDevicePrimaryCtxRetain": lambda dev: (success, present),
             "cuDevicePrimaryCtxRelease": lambda dev: (success,),
             **_idle("cu", success, driver.CUstream, driver.CUevent),
@@ -134,6 +141,7 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
             "cudaDeviceSynchronize": lambda: (success,),
             "cudaGetLastError": lambda: (success,),
             "cudaPeekAtLastError": lambda: (success,),
+            **_limits("cudaDevice", success, unknown),
             **_idle("cuda", success, runtime.cudaStream_t, runtime.cudaEvent_t),
         }
     _replace(runtime, answers)
@@ -195,6 +203,33 @@ def _idle(prefix: str, success: Any, stream: Any, event: Any) -> dict[str, Calla
         **{prefix + name: lambda *arguments, value=value: (success, value) for name, value in made.items()},
         **{prefix + name: lambda *arguments: (success,) for name in done},
     }
+
+
+def _occupancy(driver: Any, clusters: Mapping[int, int], success: Any) -> dict[str, Callable[..., Any]]:
+    """What is asked of a kernel to learn which clusters the GPU runs: any kernel is as good as the DSL's."""
+
+    def active(function: Any, config: Any) -> tuple[Any, int]:
+        dimension = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        shapes = [item.value.clusterDim for item in config.attrs if item.id == dimension]
+        size = shapes[0].x * shapes[0].y * shapes[0].z if shapes else 1
+        return success, clusters.get(size, 0)
+
+    largest = max(size for size, count in clusters.items() if count)
+    return {
+        "cuFuncSetAttribute": lambda function, attribute, value: (success,),
+        "cuOccupancyMaxActiveClusters": active,
+        "cuOccupancyMaxPotentialClusterSize": lambda function, config: (success, largest),
+    }
+
+
+def _limits(prefix: str, success: Any, unknown: Any) -> dict[str, Callable[..., Any]]:
+    """The functions of a context's limits, which have the same numbers in the driver and in the runtime."""
+
+    def limit(number: Any) -> tuple[Any, int]:
+        value = _LIMITS.get(int(number))
+        return (success, value) if value is not None else (unknown, 0)
+
+    return {f"{prefix}GetLimit": limit, f"{prefix}SetLimit": lambda number, value: (success,)}
 
 
 def _of_ordinal(ordinal: Any, found: tuple[Any, ...], missing: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -21,6 +21,9 @@ from cutlass_aot.programs.start.after_import import AfterImport
 from cutlass_aot.programs.start.packages import cache_environment, target_environment
 from cutlass_aot.schema.targets import Target
 
+_TRITONS = ("triton", "tokenspeed_triton")
+"""Triton, and a copy of it that a package brings."""
+
 
 def environment(profile: DeviceProfile, target: str) -> dict[str, str]:
     """The environment variables that the program's process needs besides its own."""
@@ -61,15 +64,18 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
     hooks: dict[str, Callable[[ModuleType], None]] = {
         "torch": pretend_torch,
         "cutlass.utils.hardware_info": lambda module: _pretend_hardware(module.HardwareInfo, profile, gpu),
-        "cuda.bindings.driver": lambda module: answer_for_driver(module, gpu, context=fake_tensors),
+        "cuda.bindings.driver": lambda module: answer_for_driver(
+            module, gpu, profile.max_active_clusters, context=fake_tensors
+        ),
         "cuda.core": lambda module: answer_for_core(module, gpu),
         "cuda.core.experimental": lambda module: answer_for_core(module, gpu),
         "cuda.bindings.runtime": lambda module: answer_for_runtime(module, gpu, context=fake_tensors),
     }
     if fake_tensors:
         hooks["cutlass.operators.utils.tensor"] = _pretend_memory
-        hooks["triton.runtime.jit"] = lambda module: _no_launches(module.JITFunction)
-        hooks["triton.runtime.autotuner"] = lambda module: _no_launches(module.Autotuner)
+        for triton in _TRITONS:
+            hooks[f"{triton}.runtime.jit"] = lambda module: _no_launches(module.JITFunction)
+            hooks[f"{triton}.runtime.autotuner"] = lambda module: _no_launches(module.Autotuner)
     imports = AfterImport(hooks)
     imports.begin()
     return imports
@@ -126,6 +132,7 @@ def _pretend_hardware(hardware: Any, profile: DeviceProfile, gpu: GpuProperties)
         self.device_id = device_id
 
     hardware.__init__ = begin
+    hardware._get_device_function = lambda self: None
     hardware.get_max_active_clusters = lambda self, cluster_size, stream=None: profile.active_clusters(
         cluster_size
     )

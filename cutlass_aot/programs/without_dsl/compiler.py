@@ -48,6 +48,10 @@ def options() -> Mapping[str, Any]:
         def __init__(self, val: Any = True) -> None:
             self.value = _checked(type(self).__name__, val)
 
+        def serialize(self) -> str:
+            """The option as text, by which packages tell what they compiled before."""
+            return "" if self._option_name is None else f"{self._option_name}={self.value}"
+
     class BooleanCompileOption(CompileOption):
         """An option that is on or off."""
 

@@ -169,11 +169,37 @@ for actual, expected in (
     assert lines == ["True True False", "AssertionError", "AssertionError", "AssertionError", "TypeError"]
 
 
+def test_what_is_asked_about_clusters_and_limits_is_answered(gpu):
+    """As packages do that look for the largest cluster with the DSL's empty kernel."""
+    lines = gpu.run("""
+from cuda.bindings import driver, runtime
+from cutlass.utils import HardwareInfo
+hardware = HardwareInfo()
+function, config = hardware._get_device_function(), driver.CUlaunchConfig()
+kind = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+hardware._checkCudaErrors(driver.cuFuncSetAttribute(function, kind, 1))
+print(hardware._checkCudaErrors(driver.cuOccupancyMaxPotentialClusterSize(function, config)))
+print(hardware._checkCudaErrors(driver.cuOccupancyMaxActiveClusters(function, config)))
+attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = 2, 2, 1
+attribute.value = value
+config.numAttrs, config.attrs = 1, [attribute]
+print(hardware._checkCudaErrors(driver.cuOccupancyMaxActiveClusters(function, config)))
+print(*map(int, driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE)))
+print(*map(int, runtime.cudaDeviceGetLimit(runtime.cudaLimit.cudaLimitMaxL2FetchGranularity)))
+print(*map(int, runtime.cudaDeviceSetLimit(runtime.cudaLimit.cudaLimitStackSize, 2048)))
+""").splitlines()
+    assert lines == ["16", "132", "30", "0 1024", "801 0", "0"]
+
+
 def test_addresses_of_fake_tensors_do_not_overlap(gpu):
     lines = gpu.run("""
 sizes = (1 << 20, 3, 1 << 16, 0, 1 << 24)
 tensors = [torch.empty(size, device="cuda", dtype=torch.uint8) for size in sizes]
 ranges = sorted((x.data_ptr(), x.data_ptr() + x.numel()) for x in tensors)
+print(all(x.untyped_storage().data_ptr() == x.data_ptr() == x[:0].data_ptr() for x in tensors))
+print(torch.ones(2).untyped_storage().data_ptr() not in (0, tensors[0].data_ptr()))
 print(all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:])), len(set(ranges)))
 print([x.data_ptr() % 512 for x in tensors], tensors[0][7:].data_ptr() - tensors[0].data_ptr())
 print([x.data_ptr() for x in tensors] == [x.data_ptr() for x in tensors])
@@ -183,7 +209,7 @@ for _ in range(100):  # storages of the same record, one after the other
     assert x.data_ptr() + 4 * x.numel() <= y.data_ptr() or y.data_ptr() + 4 * y.numel() <= x.data_ptr()
     del x, y
 """).splitlines()
-    assert lines == ["True 5", "[0, 0, 0, 0, 0] 7", "True"]
+    assert lines == ["True", "True", "True 5", "[0, 0, 0, 0, 0] 7", "True"]
 
 
 def test_tensors_on_the_gpu_are_fake_and_tensors_on_the_cpu_are_real(gpu):
