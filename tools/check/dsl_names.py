@@ -32,7 +32,7 @@ from typing import Any
 import click
 
 from cutlass_aot.programs.describe.definitions import is_reachable_by_name, qualified_name, unwrapped
-from cutlass_aot.programs.describe.values.functions import NO_ATTRIBUTES
+from cutlass_aot.programs.describe.values.functions import NO_ATTRIBUTES, name_in_dsl
 
 LEFT_OUT = ("cutlass.jax", "cutlass.operators", "cutlass.kernels", "cutlass._mlir._mlir_libs")
 """Modules that are of other distributions or of extensions, or for frameworks that no program here uses."""
@@ -127,6 +127,8 @@ def kind_of(value: Any) -> tuple[str, Any]:
         return ("member", f"{where}.{value.name}") if where and value.name else ("value", None)
     if isinstance(value, types.FunctionType):
         return kind_of_function(value)
+    if isinstance(value, functools.partial) and (where := name_in_dsl(value)):
+        return ("partial", where) if is_the_dsls(where.partition(":")[0]) else ("value", None)
     if isinstance(value, type):
         where = home(value)
         if not where:

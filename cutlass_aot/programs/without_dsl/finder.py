@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -155,6 +156,8 @@ def _made(module: str, name: str, known: names.Name) -> Any:
     if kind == "member":
         where, _, member = what.rpartition(".")
         return getattr(find(where), member)
+    if kind == "partial":
+        return functools.partial(function(own)) if what == own else find(what)
     if kind in ("class", "function") and what != own:
         home, _, qualified = what.partition(":")
         if names.is_module(home) and _has(home, qualified):

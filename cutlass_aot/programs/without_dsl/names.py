@@ -24,7 +24,8 @@ class Name(NamedTuple):
 
     Attributes:
         kind: ``class``, ``function``, ``module``, ``member`` of an enumeration, ``constant``, ``annotation``,
-            ``foreign`` (of another package), or ``value`` for whatever else the DSL makes.
+            ``partial`` (function), ``foreign`` (of another package), or ``value`` for whatever else the DSL
+            makes.
         what: of classes and functions ``module:qualified.name``, of modules the name, of constants the value.
     """
 

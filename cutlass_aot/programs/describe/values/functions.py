@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from typing import Any
 
@@ -91,7 +92,10 @@ def method(description: Description, value: types.MethodType, passed: Passed) ->
 
 
 def partial(description: Description, value: functools.partial[Any], passed: Passed) -> Value:
-    """A partial function, with fields that a program has set."""
+    """A partial function, with fields that a program has set; one of the DSL's by its name."""
+    own = name_in_dsl(value)
+    if own:
+        return {"partial": own}
     described: dict[str, Value] = {}
     if type(value) is not functools.partial:
         described["of"] = class_name(description, type(value))
@@ -102,6 +106,15 @@ def partial(description: Description, value: functools.partial[Any], passed: Pas
     }
     fields = description.fields(own_fields(value))
     return described | ({"fields": fields} if fields else {})
+
+
+def name_in_dsl(value: functools.partial[Any]) -> str:
+    """``module:name`` of a partial function that the DSL's module of its function has; else empty."""
+    module = getattr(value.func, "__module__", None) or ""
+    if module.partition(".")[0] != "cutlass" or module not in sys.modules:
+        return ""
+    names = [name for name, held in vars(sys.modules[module]).items() if held is value]
+    return f"{module}:{min(names)}" if names else ""
 
 
 def a_property(description: Description, value: property, passed: Passed) -> Value:
