@@ -10,7 +10,7 @@ from typing import Any
 from cutlass_aot.builder.compile.audit import audit, inspect_object
 from cutlass_aot.builder.compile.export import export
 from cutlass_aot.builder.link.kernel_object import NoGpuCode
-from cutlass_aot.errors import ArtifactError, RequestError
+from cutlass_aot.errors import ArtifactError
 from cutlass_aot.programs.record.watched import compile_watched
 from cutlass_aot.programs.start.files import RequestResult
 from cutlass_aot.programs.start.packages import known_variables
@@ -29,8 +29,8 @@ def compile_request(
     """Compile a request, export it and audit the object, which is written to ``path``.
 
     ``call`` is the compiler, arguments and keywords of the call that made the request. Returns a
-    :class:`~cutlass_aot.programs.start.files.RequestResult` as plain data; raises whatever the compiler
-    raises, and RequestError if there is nothing to prebuild.
+    :class:`~cutlass_aot.programs.start.files.RequestResult` as plain data, or None if what was compiled
+    launches no kernel, so that there is nothing to prebuild; raises whatever the compiler raises.
     """
     start = time.monotonic()
     known = known_variables(request.target, request.device)
@@ -42,9 +42,7 @@ def compile_request(
     try:
         data = export(compiled.function, kernel.symbol, path.with_suffix(".ll")).to_bytes()
     except NoGpuCode:
-        raise RequestError(
-            f"{request.callable}: it launches no kernel, so that there is nothing to prebuild"
-        ) from None
+        return None
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(data)
     seconds = time.monotonic() - start

@@ -222,13 +222,15 @@ class Recorder:
                 os.dup2(log.fileno(), 2)
             try:
                 module = importlib.import_module(self.compiler)
-                write_whole(
-                    path.with_suffix(".result"),
-                    encode(module.compile_request(request, compile, call, path.with_suffix(".object"))),
-                )
-            except RequestError as error:
-                note_refusal(self.folder, str(error))
-                path.with_suffix(".request").unlink()
+                result = module.compile_request(request, compile, call, path.with_suffix(".object"))
+                if result is not None:
+                    write_whole(path.with_suffix(".result"), encode(result))
+                else:
+                    note_refusal(
+                        self.folder,
+                        f"{request.callable}: it launches no kernel, so that there is nothing to prebuild",
+                    )
+                    path.with_suffix(".request").unlink()
             except BaseException as error:
                 failure = {
                     "raised": [kind.__name__ for kind in type(error).__mro__],

@@ -34,7 +34,8 @@ class ProgramPackage:
         target: environment variable to its value, in which ``{target}`` stands for the target
             (``sm_90a``), ``{major}``, ``{minor}`` and ``{suffix}`` for its parts (9, 0, a) and
             ``{sm_count}`` for the number of multiprocessors.
-        caches_off: environment variable to the value that turns a cache of compiled kernels off.
+        caches_off: environment variable to the value that turns a cache of compiled kernels off, or what
+            needs the cache.
         cache_switches: ``module:NAME`` of every module-level boolean that such a variable is read into
             when the module is imported. Empty where the package reads its variable at every call.
     """
@@ -67,19 +68,20 @@ KNOWN_PACKAGES = (
         "flashinfer-python",
         target={"FLASHINFER_CUDA_ARCH_LIST": "{major}.{minor}{suffix}"},
         caches_off={
-            # Both are read at every call.
+            # It is read at every call.
             "FLASHINFER_CUTE_DSL_DISABLE_CACHE": "1",
-            "B12X_COMPILE_DISK_CACHE": "0",
             # Its block-sparse attention has a copy of FlashAttention-4's cache.
             "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "0",
         },
         cache_switches=("flashinfer.cute_dsl.sparse.bsa_utils.cache_utils:CUTE_DSL_CACHE_ENABLED",),
     ),
+    # FlashInfer has a copy of it. Its autotuning needs the cache, and a GPU to measure on.
+    ProgramPackage("b12x", caches_off={"B12X_COMPILE_DISK_CACHE": "0", "B12X_AUTOTUNE": "0"}),
     # Both are read at every call.
     ProgramPackage("nvidia-cudnn-frontend", caches_off={"CUDNN_FRONTEND_DISABLE_COMPILED_CACHE": "1"}),
 )
-"""Read from the sources of flash-attn-4 4.0.0b36, quack-kernels 0.6.5, flashinfer-python 0.7.2 and
-nvidia-cudnn-frontend 1.32.0."""
+"""Read from the sources of flash-attn-4 4.0.0b36, quack-kernels 0.6.5, flashinfer-python 0.7.2, b12x 1.5.1
+and nvidia-cudnn-frontend 1.32.0."""
 
 
 def packages() -> tuple[ProgramPackage, ...]:

@@ -87,6 +87,11 @@ def hardware() -> Mapping[str, Any]:
             """Refused: the DSL compiles a kernel to ask the driver."""
             refuse(f"the maximum number of active clusters of {cluster_size} was requested")
 
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            refuse(f"{name} of HardwareInfo was requested")
+
         def get_device_multiprocessor_count(self) -> int:
             return cuda_driver.sm_count(self.device_id)
 

@@ -184,6 +184,22 @@ def test_an_edit_is_built_again_and_not_answered_from_what_was_there(module):
     assert served(module, "bundles/app", "sm_90a", "h200", "app.py")["refused"] == []
 
 
+def test_a_closure_that_a_helper_makes_while_it_is_traced_is_part_of_the_request(module):
+    (module / "tiles.py").write_text(
+        "import cutlass\nimport cutlass.cute as cute\n\n"
+        "def scaling(factor):\n    @cute.jit\n    def scaled(x: cutlass.Float32):\n"
+        "        return x * factor\n\n    return scaled\n"
+    )
+    text = (module / "scale.py").read_text().replace("tiles.FACTOR", "2.0")
+    text = text.replace("x[thread] * factor", "scaling(factor)(x[thread])").replace(
+        "import tiles", "from tiles import scaling"
+    )
+    (module / "scale.py").write_text(text)
+    assert "1 request, 1 compiled" in cutlass_aot(*BUILD, folder=module)
+    (module / "tiles.py").write_text((module / "tiles.py").read_text().replace("x * factor", "x + factor"))
+    assert "1 request, 1 compiled" in cutlass_aot(*BUILD, folder=module)
+
+
 def test_an_environment_variable_that_the_code_reads_is_part_of_the_request(module, monkeypatch):
     cutlass_aot(*BUILD, folder=module)
     monkeypatch.setenv("SCALE_MORE", "1")
