@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
@@ -154,14 +154,32 @@ def _answers(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
     }
 
 
+def _answers_of_accelerator(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
+    """Names in ``torch.accelerator`` that are not in ``torch.cuda``."""
+    return {
+        "current_accelerator": lambda *args, **options: torch.device("cuda"),
+        "get_memory_info": _constant((gpu.total_memory, gpu.total_memory)),
+        "device_index": type("device_index", (_Idle,), {}),
+        **dict.fromkeys(("current_device_index", "current_device_idx"), _constant(0)),
+        **dict.fromkeys(("set_device_index", "set_device_idx", "empty_host_cache"), _constant(None)),
+    }
+
+
+def _replace(modules: Iterable[Any], answers: Mapping[str, Any]) -> None:
+    for module in modules:
+        for name in answers.keys() & vars(module).keys():
+            setattr(module, name, answers[name])
+
+
 def answer_for(torch: Any, gpu: GpuProperties) -> None:
     """Make ``torch.cuda`` describe a GPU."""
     cuda = torch.cuda
-    for name, answer in _answers(torch, gpu).items():
-        # torch.cuda re-exports names of its modules, and programs use both.
-        for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
-            if hasattr(module, name):
-                setattr(module, name, answer)
+    answers = _answers(torch, gpu)
+    # torch.cuda re-exports names of its modules, and programs use both.
+    _replace((cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs), answers)
+    accelerator = torch.accelerator
+    del answers["get_device_capability"]  # It tells element types there.
+    _replace((accelerator, accelerator.memory), answers | _answers_of_accelerator(torch, gpu))
     for name in ("range", "range_push", "range_pop", "range_start", "range_end", "mark"):
         setattr(cuda.nvtx, name, type(name, (_Idle,), {}))
     torch.Generator = _generator(torch.Generator)

@@ -37,6 +37,9 @@ print(torch.cuda.get_device_capability(), torch.cuda.get_device_name(), gpu.mult
 print(gpu.shared_memory_per_block_optin, gpu.warp_size, hasattr(gpu, "gcnArchName"))
 stream = torch.cuda.Stream()
 print(torch.cuda.current_stream().cuda_stream, stream.cuda_stream, torch.cuda.Event().cuda_event)
+with torch.accelerator.device_index(0):
+    print(torch.accelerator.current_accelerator(), torch.accelerator.current_device_index())
+torch.accelerator.synchronize()
 with torch.cuda.stream(stream), torch.cuda.device(0):
     stream.wait_stream(torch.cuda.current_stream())
 torch.cuda.Event().record()
@@ -48,7 +51,15 @@ from cutlass.utils import HardwareInfo
 info = HardwareInfo()
 print(info.get_max_active_clusters(4), info.get_device_multiprocessor_count())
 """).splitlines()
-    assert lines == ["True 1 0", "(9, 0) NVIDIA H200 132", "232448 32 False", "0 1048576 1", "0 0", "30 132"]
+    assert lines == [
+        "True 1 0",
+        "(9, 0) NVIDIA H200 132",
+        "232448 32 False",
+        "0 1048576 1",
+        "cuda 0",
+        "0 0",
+        "30 132",
+    ]
 
 
 def test_questions_that_go_through_cuda_python_are_answered_from_the_profile(gpu):
