@@ -36,7 +36,11 @@ from cutlass_aot.programs.describe.values.functions import NO_ATTRIBUTES, name_i
 
 LEFT_OUT = ("cutlass.jax", "cutlass.operators", "cutlass.kernels", "cutlass._mlir._mlir_libs")
 """Modules that are of other distributions or of extensions, or for frameworks that no program here uses."""
-NAMED = ("cutlass._mlir.dialects._cute_enum_gen", "cutlass._mlir.dialects._nvvm_ops_gen")
+NAMED = (
+    "cutlass._mlir.dialects._cute_enum_gen",
+    "cutlass._mlir.dialects._nvvm_enum_gen",
+    "cutlass._mlir.dialects._nvvm_ops_gen",
+)
 """Modules of the bindings whose functions and enumerations programs have in requests, told by their names."""
 INSPECTED = (
     "cutlass._mlir.dialects._nvvm_ops_gen:atomicrmw",

@@ -181,6 +181,7 @@ _HANDLERS: dict[type, Handler] = {
 _BY_BASE: dict[type, Handler] = {
     Unknown: dsl.unknown,
     type: classes.a_class,
+    types.ModuleType: _module,
     tuple: objects.named_tuple,
     **dict.fromkeys((int, float, str, bytes, dict, list, set, frozenset, deque), objects.derived),
     functools.partial: functions.partial,
