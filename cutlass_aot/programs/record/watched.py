@@ -100,7 +100,8 @@ def _without_line_numbers() -> Iterator[None]:
     have this option.
     """
     kind: Any = importlib.import_module("cutlass.base_dsl.compiler").GenerateLineInfo
-    kind._value = property(lambda option: False, lambda option, value: None)
+    # What is set meanwhile is kept: options that are made here may be read later.
+    kind._value = property(lambda option: False, lambda option, value: vars(option).update(_value=value))
     try:
         yield
     finally:

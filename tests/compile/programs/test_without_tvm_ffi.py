@@ -19,13 +19,13 @@ import cutlass
 import torch
 from cuda.bindings.driver import CUstream
 from cutlass import cute
-from cutlass.base_dsl.compiler import CompileOptions
+from cutlass.base_dsl.compiler import CompileOptions, GenerateLineInfo
 from cutlass.cute.runtime import from_dlpack, make_ptr
 from cutlass.cute.typing import AddressSpace
 
 from cutlass_aot.errors import ArtifactError
 from cutlass_aot.programs.describe.request import Surroundings, request_of
-from cutlass_aot.programs.record.watched import _default, compile_watched
+from cutlass_aot.programs.record.watched import _default, _without_line_numbers, compile_watched
 from cutlass_aot.programs.without_tvm_ffi import WithoutTvmFfi, as_requested, is_without
 from cutlass_aot.schema.requests.request import Request
 
@@ -74,6 +74,14 @@ def scaled(values: cute.Tensor, factors: tuple, factor: cutlass.Float32) -> None
 def added(values: cute.Tensor, numbers: typing.Tuple, pairs: tuple[typing.Tuple, cutlass.Float32]) -> None:  # noqa: UP006
     """Of tuples that are annotated without what is in them."""
     values[0] = values[0] + numbers[0] + numbers[1] + pairs[0][0] + pairs[1]
+
+
+def test_options_that_are_made_while_something_is_compiled_are_read_later() -> None:
+    """As by a function that is called directly, after one that was compiled with options as text."""
+    with _without_line_numbers():
+        option = GenerateLineInfo(True)
+        assert option.value is False
+    assert option.value is True
 
 
 def tensor(*values: float) -> Any:
