@@ -1,8 +1,8 @@
 """CUDA's driver and runtime, as cuda-python has them, without a GPU: they describe the GPU of a profile.
 
 Programs and packages ask ``cuda.bindings`` or ``cuda.core`` for the compute capability or the number of
-multiprocessors to decide which kernel to compile, and so does the DSL. They time kernels by streams and
-events, which are there and empty. What would need a GPU, such as memory, stays an error.
+multiprocessors to decide which kernel to compile, and so does the DSL. They time kernels by streams, events
+and graphs, which are there and empty. What would need a GPU, such as memory, stays an error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ STREAM = 1 << 20
 """The handle of a stream that a program makes: none of those that mean the same in every process."""
 EVENT = 1
 """The handle of an event that a program makes."""
+_GRAPH = 1
+"""The handle of a graph, and of what is made of it."""
 ELAPSED = 1e-3
 """Milliseconds between events; not 0, since a program may divide by it."""
 _LIMITS = {0: 1 << 10, 1: 1 << 20, 2: 8 << 20}
@@ -110,7 +112,7 @@ def answer_for_driver(driver: Any, gpu: GpuProperties, clusters: Mapping[int, in
             **_occupancy(driver, clusters, success),
             "cuDevicePrimaryCtxRetain": lambda dev: (success, present),
             "cuDevicePrimaryCtxRelease": lambda dev: (success,),
-            **_idle("cu", success, driver.CUstream, driver.CUevent),
+            **_idle("cu", success, driver.CUstream, driver.CUevent, driver.CUgraph, driver.CUgraphExec),
         }
     _replace(driver, answers)
 
@@ -142,7 +144,14 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
             "cudaGetLastError": lambda: (success,),
             "cudaPeekAtLastError": lambda: (success,),
             **_limits("cudaDevice", success, unknown),
-            **_idle("cuda", success, runtime.cudaStream_t, runtime.cudaEvent_t),
+            **_idle(
+                "cuda",
+                success,
+                runtime.cudaStream_t,
+                runtime.cudaEvent_t,
+                runtime.cudaGraph_t,
+                runtime.cudaGraphExec_t,
+            ),
         }
     _replace(runtime, answers)
 
@@ -185,8 +194,10 @@ class _ComputeCapability(NamedTuple):
     minor: int
 
 
-def _idle(prefix: str, success: Any, stream: Any, event: Any) -> dict[str, Callable[..., Any]]:
-    """The functions of streams and events of a GPU on which nothing runs."""
+def _idle(
+    prefix: str, success: Any, stream: Any, event: Any, graph: Any, executable: Any
+) -> dict[str, Callable[..., Any]]:
+    """The functions of streams, events and graphs of a GPU on which nothing runs. A graph has one node."""
     made = {
         "StreamCreate": stream(STREAM),
         "StreamCreateWithFlags": stream(STREAM),
@@ -194,14 +205,19 @@ def _idle(prefix: str, success: Any, stream: Any, event: Any) -> dict[str, Calla
         "EventCreate": event(EVENT),
         "EventCreateWithFlags": event(EVENT),
         "EventElapsedTime": ELAPSED,
+        "StreamEndCapture": graph(_GRAPH),
+        "GraphInstantiate": executable(_GRAPH),
+        "GraphInstantiateWithFlags": executable(_GRAPH),
     }
     done = (
         *("StreamSynchronize", "StreamQuery", "StreamWaitEvent", "StreamDestroy"),
         *("EventRecord", "EventRecordWithFlags", "EventSynchronize", "EventQuery", "EventDestroy"),
+        *("StreamBeginCapture", "GraphLaunch", "GraphUpload", "GraphExecDestroy", "GraphDestroy"),
     )
     return {
         **{prefix + name: lambda *arguments, value=value: (success, value) for name, value in made.items()},
         **{prefix + name: lambda *arguments: (success,) for name in done},
+        f"{prefix}GraphGetNodes": lambda graph, *count: (success, [], 1),
     }
 
 

@@ -137,10 +137,12 @@ except ValueError as error:
     assert lines == ["0 90 (9, 0) NVIDIA H200", "1 132 232448", refused]
 
 
-def test_streams_and_events_of_cuda_python_are_there_and_empty(gpu):
+def test_streams_events_and_graphs_of_cuda_python_are_there_and_empty(gpu):
     lines = gpu.run("""
 from cuda.bindings import driver, runtime
-for module, prefix in ((driver, "cu"), (runtime, "cuda")):
+for module, prefix, *names in (
+    (driver, "cu", "CUstreamCaptureMode"), (runtime, "cuda", "cudaStreamCaptureMode"),
+):
     def call(name, *arguments):
         error, *made = getattr(module, prefix + name)(*arguments)
         assert int(error) == 0, name
@@ -153,6 +155,12 @@ for module, prefix in ((driver, "cu"), (runtime, "cuda")):
     call("StreamWaitEvent", stream, end, 0)
     call("StreamSynchronize", stream)
     print(int(stream), 1 / call("EventElapsedTime", start, end))
+    call("StreamBeginCapture", stream, getattr(module, names[0])(0))
+    graph = call("StreamEndCapture", stream)
+    executable = call("GraphInstantiate", graph, 0)
+    call("GraphLaunch", executable, stream)
+    assert getattr(module, prefix + "GraphGetNodes")(graph)[2] == 1
+    call("GraphExecDestroy", executable)
     for name, made in (("EventDestroy", start), ("StreamDestroy", stream)):
         call(name, made)
 print(int(runtime.cudaGetLastError()[0]))
