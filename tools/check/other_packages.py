@@ -106,6 +106,7 @@ def _platform() -> Any:
     return SimpleNamespace(
         is_cuda=lambda: True, is_rocm=lambda: False, get_device_capability=capability,
         has_device_capability=lambda number, *device: capability() >= divmod(number, 10),
+        is_device_capability=lambda number, *device: capability() == divmod(number, 10),
         is_device_capability_family=is_family, is_arch_support_pdl=lambda: capability() >= (9, 0),
     )  # fmt: skip
 
