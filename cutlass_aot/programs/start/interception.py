@@ -116,7 +116,7 @@ class Interception:
             try:
                 passed, named = passed_at_each_call(given, keywords)
             except RequestError:
-                passed, named = (), {}  # It is no request, so that what was given takes any arguments.
+                passed, named = (), {}  # It makes no request, and what was given takes any arguments.
             return compiled(*passed, **named)
 
         kind._func = call
