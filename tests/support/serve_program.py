@@ -52,7 +52,8 @@ def main(bundle: str, target: str, profile: str, program: str, without_dsl: str 
 
     Interception(answer).begin()
     sys.argv = [program]
-    sys.path.insert(0, str(Path(program).absolute().parent))
+    # In place of this file's, as for a program that is run.
+    sys.path[0] = str(Path(program).absolute().parent)
     runpy.run_path(program, run_name="__main__")
     print(json.dumps({"answered": sorted(answered), "refused": refused}))
 

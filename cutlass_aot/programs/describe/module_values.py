@@ -47,6 +47,8 @@ from cutlass_aot.schema.requests.request import Value
 _DESCRIBED = (
     complex, range, slice, bytearray, types.BuiltinFunctionType, types.MethodType, functools.partial,
 )  # fmt: skip
+_NAMED = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
+"""What a decorator may be given that is told by its name."""
 _MEMORY = object()
 """Stands for a variable that a function assigns to, such as a count of its calls."""
 
@@ -175,13 +177,16 @@ class ModuleValues:
         for variable, value in sorted(given.items()):
             if is_pythons_own(variable, value):
                 continue
-            if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)):
-                values.append([variable, self._told(value)])
+            if isinstance(value, _NAMED) or (not is_plain(value) and _holds_named(value)):
+                values.append([variable, self._told_each(value)])
             elif is_plain(value) and not isinstance(value, (dict, list, set)):
                 values.append([variable, Describer().argument(name, value)])
             elif not hasattr(value, "__wrapped__") and code is not None:
                 self._notes.memories[code] = name
         self._notes.bind(name, values)
+
+    def _told_each(self, value: Any) -> Value:
+        return [self._told_each(item) for item in value] if type(value) is tuple else self._told(value)
 
     def _told(self, value: Any) -> Value:
         """Describe a value for the bindings.
@@ -219,6 +224,13 @@ class ModuleValues:
             describer.argument(slot.label, slot.held)
         for thing in describer.code.values():
             self._reach(thing)
+
+
+def _holds_named(value: Any) -> bool:
+    """Whether it is a tuple of functions, classes and modules, in which there may be scalars and tuples."""
+    return type(value) is tuple and all(
+        isinstance(item, (*_NAMED, *SCALARS)) or _holds_named(item) for item in value
+    )
 
 
 def _described_or_none(value: Any) -> Value:

@@ -16,6 +16,7 @@ from cutlass_aot.generators.device_profiles import DeviceProfile
 from cutlass_aot.programs.record.fake_tensors import make_tensors_fake
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
 from cutlass_aot.programs.record.pretend_cuda import answer_for_core, answer_for_driver, answer_for_runtime
+from cutlass_aot.programs.record.pretend_nvml import answer_for_nvml
 from cutlass_aot.programs.record.pretend_torch import answer_for
 from cutlass_aot.programs.start.after_import import AfterImport
 from cutlass_aot.programs.start.packages import cache_environment, target_environment
@@ -76,6 +77,7 @@ def install(profile: DeviceProfile, target: str, *, fake_tensors: bool) -> After
         for triton in _TRITONS:
             hooks[f"{triton}.runtime.jit"] = lambda module: _no_launches(module.JITFunction)
             hooks[f"{triton}.runtime.autotuner"] = lambda module: _no_launches(module.Autotuner)
+    answer_for_nvml(gpu)
     imports = AfterImport(hooks)
     imports.begin()
     return imports

@@ -51,6 +51,8 @@ def compile_watched(
         known: environment variables that say no more than the request's target does.
         keep_unsound: called with the error if the key does not cover the trace; None to raise it.
     """
+    # The first trace of a process imports it, and with it asks finders of the program's own.
+    importlib.import_module("cutlass.cute._tvm_ffi_args_spec_converter")
     # Before the trace, which replaces the code of the functions that it goes through.
     code = code_of(arguments, keywords)
     trace = Trace()

@@ -303,8 +303,12 @@ def cute() -> Mapping[str, Any]:
 
 
 def experimental() -> Mapping[str, Any]:
-    """The decorators of ``cutlass.cute.experimental``."""
-    return {"jit": _decorator("cute.jit"), "kernel": _decorator("cute.kernel")}
+    """The compiler and the decorators of ``cutlass.cute.experimental``."""
+    return {
+        "compile": find(f"{_COMPILER}:CompileCallable")(),
+        "jit": _decorator("cute.jit"),
+        "kernel": _decorator("cute.kernel"),
+    }
 
 
 def adapters() -> Mapping[str, Any]:

@@ -200,6 +200,26 @@ def test_a_closure_that_a_helper_makes_while_it_is_traced_is_part_of_the_request
     assert "1 request, 1 compiled" in cutlass_aot(*BUILD, folder=module)
 
 
+def test_a_decorator_may_be_given_a_tuple_of_types_and_the_program_may_have_a_finder(module):
+    (module / "tiles.py").write_text(
+        "import functools\nimport cutlass\n\n"
+        "def converting(kinds):\n    def decorate(function):\n        @functools.wraps(function)\n"
+        "        def converted(*values):\n            return kinds[0](kinds[1](function(*values)))\n\n"
+        "        return converted\n\n    return decorate\n\n\n"
+        "@converting((cutlass.Float32, cutlass.Int32))\ndef twice(x):\n    return x * 2\n"
+    )
+    text = (module / "scale.py").read_text().replace("x[thread] * factor", "tiles.twice(x[thread])")
+    (module / "scale.py").write_text(text.replace("tiles.FACTOR", "2.0"))
+    finder = "import sys\n\nclass Finder:\n    def find_spec(self, *name):\n        return None\n\n"
+    program = f"{finder}sys.meta_path.insert(0, Finder())\n" + (module / "app.py").read_text()
+    (module / "app.py").write_text(program)
+    assert "1 request, 1 compiled" in cutlass_aot(*BUILD, folder=module)
+    (module / "tiles.py").write_text(
+        (module / "tiles.py").read_text().replace("cutlass.Int32)", "cutlass.Int64)")
+    )
+    assert "1 request, 1 compiled" in cutlass_aot(*BUILD, folder=module)
+
+
 def test_an_environment_variable_that_the_code_reads_is_part_of_the_request(module, monkeypatch):
     cutlass_aot(*BUILD, folder=module)
     monkeypatch.setenv("SCALE_MORE", "1")

@@ -137,6 +137,29 @@ except ValueError as error:
     assert lines == ["0 90 (9, 0) NVIDIA H200", "1 132 232448", refused]
 
 
+def test_questions_to_nvml_are_answered_from_the_profile(gpu):
+    """As nvidia-ml-py and its copies ask, which load the library by its name."""
+    lines = gpu.run("""
+import ctypes
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+class Memory(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
+count, handle, major, minor = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+name, memory = ctypes.create_string_buffer(96), Memory()
+print(nvml.nvmlInitWithFlags(0), nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)
+print(*(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(n), ctypes.byref(handle)) for n in (0, 1)))
+nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(96)), nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+print(major.value, minor.value, name.value, memory.total >> 30, nvml.nvmlDeviceGetPowerUsage(handle, None))
+print(ctypes.CDLL(None).getpid() > 0, ctypes.cdll.LoadLibrary("libnvidia-ml.so.1").nvmlShutdown())
+try:
+    ctypes.CDLL("libnone.so")
+except OSError as error:
+    print(type(error).__name__)
+""").splitlines()
+    assert lines == ["0 0 1", "0 2", "9 0 b'NVIDIA H200' 141 3", "True 0", "OSError"]
+
+
 def test_streams_events_and_graphs_of_cuda_python_are_there_and_empty(gpu):
     lines = gpu.run("""
 from cuda.bindings import driver, runtime
