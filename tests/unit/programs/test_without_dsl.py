@@ -74,6 +74,7 @@ def raised(printed):
         ("cute.jit(print)(1)", "builtins.print was called, and no bundle answered"),
         ("cute.kernel(print)(1)", "builtins.print, which a trace calls, was called"),
         ("cute.compile(print)", "cute.compile was called, and no bundle answered"),
+        ("cute.experimental.compile(print)", "cute.compile was called, and no bundle answered"),
         ("cutlass.utils.HardwareInfo()._get_device_function()", "_get_device_function of HardwareInfo was"),
         ("cute.arch.warp_reduction_sum(1)", "cutlass.cute.arch.nvvm_wrappers.warp_reduction_sum was called"),
         ("import cutlass.jax", "the module cutlass.jax was imported"),
