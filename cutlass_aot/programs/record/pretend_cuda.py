@@ -100,6 +100,11 @@ def answer_for_driver(driver: Any, gpu: GpuProperties, clusters: Mapping[int, in
         "cuDeviceGetName": lambda length, dev: (success, gpu.name.encode()[: length - 1]),
         "cuDeviceComputeCapability": lambda dev: (success, gpu.major, gpu.minor),
         "cuDeviceTotalMem": lambda dev: (success, gpu.total_memory),
+        # What describes a tensor to the GPU is read by kernels alone.
+        **{
+            f"cuTensorMapEncode{kind}": lambda *tensor: (success, driver.CUtensorMap())
+            for kind in ("Tiled", "Im2col", "Im2colWide")
+        },
     }
     if context:
         present = driver.CUcontext(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,6 +52,7 @@ class Interception:
         self._hook = AfterImport(
             {"cutlass.cute": self._stand_before_compile, "cutlass.base_dsl.dsl": self._stand_before_calls}
         )
+        self._compiler: Any = None
         self._undo: list[Callable[[], None]] = []
 
     def begin(self) -> None:
@@ -78,6 +78,8 @@ class Interception:
         return getattr(self._inside, "compiling", False)
 
     def _stand_before_compile(self, module: ModuleType) -> None:
+        # A program may put an object of its own in its place.
+        self._compiler = module.compile
         kind = type(module.compile)
         original = kind.__call__
 
@@ -104,7 +106,7 @@ class Interception:
             if keywords.get("compile_only") or are_on_the_cpu((*arguments, *keywords.values())):
                 with self._compiling():
                     return original(dsl, function, *arguments, **keywords)
-            compiler = sys.modules["cutlass.cute"].compile
+            compiler = self._compiler
             given = direct_call(function, arguments)
 
             def leave(*a: Any, **k: Any) -> Any:

@@ -232,8 +232,9 @@ print(hardware._checkCudaErrors(driver.cuOccupancyMaxActiveClusters(function, co
 print(*map(int, driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE)))
 print(*map(int, runtime.cudaDeviceGetLimit(runtime.cudaLimit.cudaLimitMaxL2FetchGranularity)))
 print(*map(int, runtime.cudaDeviceSetLimit(runtime.cudaLimit.cudaLimitStackSize, 2048)))
+print(type(driver.cuTensorMapEncodeTiled(*[0] * 11)[1]).__name__)
 """).splitlines()
-    assert lines == ["16", "132", "30", "0 1024", "801 0", "0"]
+    assert lines == ["16", "132", "30", "0 1024", "801 0", "0", "CUtensorMap"]
 
 
 def test_addresses_of_fake_tensors_do_not_overlap(gpu):
