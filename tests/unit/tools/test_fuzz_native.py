@@ -89,5 +89,6 @@ def test_what_is_wrong_in_a_call_is_found(tmp_path, name, old, new, found):
 def test_a_race_is_found(tmp_path, name, old, new):
     files = changed(tmp_path, name, old, new)
     program = native.compile_program(COMPILER, "thread", tmp_path / "made", files)
-    words = [native.run_program(program, "threads", seed, 20_000, 60) for seed in range(3)]
-    assert any("data race" in text or "unlock of an unlocked mutex" in text for text in words), words
+    # Threads that share few processors seldom meet: as often as it takes.
+    words = (native.run_program(program, "threads", seed, 20_000, 60) for seed in range(15))
+    assert any("data race" in text or "unlock of an unlocked mutex" in text for text in words)
