@@ -93,10 +93,10 @@ def _pretend_comparisons(torch: Any) -> None:
     fake = sys.modules["torch._subclasses.fake_tensor"].FakeTensor
 
     def pretended(compare: Any, result: Any) -> Any:
-        def compared(actual: Any, expected: Any, *others: Any, **options: Any) -> Any:
-            if any(isinstance(leaf, fake) for leaf in _leaves((actual, expected))):
+        def compared(*arguments: Any, **named: Any) -> Any:
+            if any(isinstance(leaf, fake) for leaf in _leaves((arguments, named))):
                 return result
-            return compare(actual, expected, *others, **options)
+            return compare(*arguments, **named)
 
         return functools.wraps(compare)(compared)
 

@@ -199,7 +199,7 @@ torch.testing.assert_close(x, torch.zeros(4))
 torch.testing.assert_close(torch.zeros(4), x.cpu(), rtol=0, atol=0)
 torch.testing.assert_close([torch.ones(1), x], (torch.zeros(1), x))
 torch.testing.assert_close({"out": [x]}, {"out": [torch.zeros(4)]})
-print(torch.allclose(x, torch.zeros(4)), x.allclose(x, atol=1.0), torch.zeros(4).allclose(torch.ones(4)))
+print(torch.allclose(x, torch.zeros(4)), x.allclose(other=x), torch.zeros(4).allclose(other=torch.ones(4)))
 for actual, expected in (
     (torch.zeros(4), torch.ones(4)), ([torch.zeros(4)], [torch.ones(4)]), ({"out": 1}, {"out": 2}),
     ("a", "b"),
