@@ -302,6 +302,8 @@ def main() -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=Path, metavar="FOLDER")
     parser.add_argument("--check", action="store_true", help="compare results with torch's; needs a GPU")
     options = parser.parse_args()
+    if not any(getattr(options, name) for name in PACKAGES):
+        parser.error(f"name the folder of at least one of {', '.join(PACKAGES)}")
     torch.manual_seed(0)
     cases = Cases(options.check)
     for name, cases_of in PACKAGES.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
@@ -29,7 +30,8 @@ class Nvml:
             raise AttributeError(name)
         # A later version of a function has a suffix, and the same meaning.
         answer = getattr(self, f"_{name.rpartition('_v')[0] or name}", None)
-        return answer if answer is not None else lambda *arguments: _NOT_SUPPORTED
+        # Not a method: callers set its restype.
+        return partial(answer) if answer is not None else lambda *arguments: _NOT_SUPPORTED
 
     def _nvmlInit(self) -> int:
         return _SUCCESS

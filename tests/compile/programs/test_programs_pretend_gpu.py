@@ -142,6 +142,7 @@ def test_questions_to_nvml_are_answered_from_the_profile(gpu):
     lines = gpu.run("""
 import ctypes
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
+nvml.nvmlErrorString.restype = ctypes.c_char_p
 class Memory(ctypes.Structure):
     _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 count, handle, major, minor = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
