@@ -47,9 +47,9 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
     def converted(argument: Any, name: str, annotation: Any, *others: Any, **named: Any) -> Any:
         # With TVM-FFI, a bare typing.Tuple is read as a tuple of no elements; without, it is not read.
         bare = annotation is typing.Tuple  # noqa: UP006
-        return convert(_as_tensor(argument), name, tuple if bare else annotation, *others, **named)
+        return convert(_as_passed(argument), name, tuple if bare else annotation, *others, **named)
 
-    given = _tensors([*arguments, *keywords.values()])
+    given = filter(_is_tensor, _leaves([*arguments, *keywords.values()]))
     # Once each: a program may pass one tensor for several arguments.
     tensors = {id(item): item for item in given if not _is_known_to_tvm_ffi(item)}
     for tensor in tensors.values():
@@ -90,11 +90,19 @@ class WithoutTvmFfi:
 
 
 def are_on_the_cpu(arguments: Iterable[Any]) -> bool:
-    """Whether there are tensors among arguments, and each is one on the CPU."""
-    devices = {
-        tensor_in(tensor._dlpack_data).device_type if _is_tensor(tensor) else tensor.__dlpack_device__()[0]
-        for tensor in _tensors(arguments, framework=True)
-    }
+    """Whether arguments are tensors on the CPU and numbers, and there is a tensor among them.
+
+    Anything else, such as a pointer or a stream, may belong to a GPU.
+    """
+    number = sys.modules["cutlass.base_dsl.typing"].Numeric
+    devices = set()
+    for value in _leaves(arguments):
+        if _is_tensor(value):
+            devices.add(tensor_in(value._dlpack_data).device_type)
+        elif hasattr(type(value), "__dlpack_device__"):
+            devices.add(value.__dlpack_device__()[0])
+        elif not isinstance(value, (int, float, str, type(None), type, number)):
+            return False
     return devices == {_CPU}
 
 
@@ -104,6 +112,8 @@ def _passed(value: Any) -> Any:
         return value if _is_known_to_tvm_ffi(value) else _tvm_ffi_tensor(value)
     if isinstance(value, (tuple, list)):
         return tuple(map(_passed, value))
+    if isinstance(value, type):
+        return None  # It is compiled in.
     if isinstance(value, sys.modules["cutlass.base_dsl.typing"].Numeric):
         return value.value
     if isinstance(value, sys.modules["cutlass.cute.typing"].Pointer) and not hasattr(
@@ -114,8 +124,14 @@ def _passed(value: Any) -> Any:
     return value
 
 
-def _as_tensor(value: Any) -> Any:
-    """A framework's own tensor as the DSL's, as the DSL makes it without TVM-FFI; anything else as it is."""
+def _as_passed(value: Any) -> Any:
+    """An argument as TVM-FFI knows it.
+
+    A framework's own tensor is the DSL's, as the DSL makes it without TVM-FFI. A class is None: it is compiled
+    in.
+    """
+    if isinstance(value, type):
+        return None
     adapter = sys.modules["cutlass.cute"].runtime.TensorAdapter
     registry = sys.modules["cutlass.base_dsl.runtime.jit_arg_adapters"].JitArgAdapterRegistry
     if registry.get_registered_adapter(value) is not adapter:
@@ -134,13 +150,13 @@ def _is_known_to_tvm_ffi(tensor: Any) -> bool:
     return "_tvm_ffi_tensor" in vars(tensor)
 
 
-def _tensors(values: Iterable[Any], *, framework: bool = False) -> Iterator[Any]:
-    """The DSL's tensors among values, also in nested tuples and lists; with ``framework`` others', too."""
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """Values, those of nested tuples and lists in their places."""
     for value in values:
-        if _is_tensor(value) or (framework and hasattr(type(value), "__dlpack_device__")):
+        if type(value) in (tuple, list):
+            yield from _leaves(value)
+        else:
             yield value
-        elif type(value) in (tuple, list):
-            yield from _tensors(value, framework=framework)
 
 
 class _View:

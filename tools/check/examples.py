@@ -86,9 +86,11 @@ def build(script: Path, folder: Path, name: str) -> str:
     ) as process:  # fmt: skip
         try:
             _, said = process.communicate(timeout=_SECONDS)
-        except subprocess.TimeoutExpired:
+        except BaseException as error:
             # With the program that it records.
             os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
             return f"took more than {_SECONDS} seconds"
     return "" if process.returncode == 0 else " ".join(said.split())[-_SHOWN:]
 

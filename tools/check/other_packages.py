@@ -313,8 +313,11 @@ def main() -> int:
                 parser.error(f"{folder} is not a folder")
             for case in cases_of(cases, folder.resolve()):
                 cases.run(case)
-    print(f"{cases.right} right, {len(cases.wrong)} wrong: {', '.join(cases.wrong)}")
-    return 1 if cases.wrong else 0
+    print(
+        ": ".join([f"{cases.right} right, {len(cases.wrong)} wrong", *filter(None, [", ".join(cases.wrong)])])
+    )
+    # A check that compares nothing has failed.
+    return 1 if cases.wrong or (cases.check and not cases.right) else 0
 
 
 if __name__ == "__main__":

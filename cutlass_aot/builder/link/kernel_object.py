@@ -34,6 +34,8 @@ _NAME = r'@(?:[-\w.$]+|"[^"]*")'
 _CONSTANT = re.compile(
     rf'^({_NAME}) = [\w ]*\bconstant \[(\d+) x i8\] c"({re.escape(_FATBIN)}[^"]*)"[^\n]*$', re.MULTILINE
 )
+# Functions of the CUDA runtime by which host code loads and launches, as the DSL names them (``shim.c``).
+_LAUNCHES = re.compile(r"@_cuda(?:LibraryLoadData|LaunchKernelEx)\b")
 _TARGET = re.compile(r"^target (?:datalayout|triple) = .*\n", re.MULTILINE)
 _FUNCTION = re.compile(rf"^(define|declare) ([^\n]*?)({_NAME})\(", re.MULTILINE)
 _VARIABLE = re.compile(rf"^({_NAME}) = ([\w ()\"]*?)\b(global|constant|alias|ifunc) ", re.MULTILINE)
@@ -83,11 +85,11 @@ class KernelObject(NamedTuple):
     def from_llvm(cls, text: str, symbol: str) -> KernelObject:
         """Separate host and GPU code in LLVM text that ``export_to_c`` writes to a file ending in ``.ll``.
 
-        The slot is named after the kernel's ``symbol``. NoGpuCode is raised if there is none.
+        The slot is named after the kernel's ``symbol``. NoGpuCode is raised if the text launches nothing.
         """
         found = _CONSTANT.findall(text)
-        if not found:
-            raise NoGpuCode(f"{symbol}: it launches no kernel")
+        if not found and f"@__tvm_ffi_{symbol}(" in text and not _LAUNCHES.search(text):
+            raise NoGpuCode(f"{symbol}: it launches no kernel, so that there is nothing to prebuild")
         if len(found) != 1:
             raise ArtifactError(
                 f"{symbol}: its host code holds {len(found)} fat binaries of GPU code; expected one: "

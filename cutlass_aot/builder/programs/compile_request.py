@@ -30,7 +30,7 @@ def compile_request(
 
     ``call`` is the compiler, arguments and keywords of the call that made the request. Returns a
     :class:`~cutlass_aot.programs.start.files.RequestResult` as plain data, or None if what was compiled
-    launches no kernel, so that there is nothing to prebuild; raises whatever the compiler raises.
+    launches no kernel; raises whatever the compiler raises.
     """
     start = time.monotonic()
     known = known_variables(request.target, request.device)

@@ -1,4 +1,4 @@
-"""The names and texts in byte code, and the modules that it imports."""
+"""What byte code says: its names and texts, the modules that it imports, whether it returns a value."""
 
 from __future__ import annotations
 
@@ -46,6 +46,17 @@ def imported_by(code: types.CodeType) -> frozenset[tuple[int, str]]:
             before = [before[1], item.argval]
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(found.union(*map(imported_by, inner)))
+
+
+def returns_a_value(code: types.CodeType) -> bool:
+    """Whether code may return anything but None."""
+    before = None
+    for item in dis.get_instructions(code):
+        is_none = item.argval is None and (item.opname == "RETURN_CONST" or before == ("LOAD_CONST", None))
+        if item.opname in ("RETURN_VALUE", "RETURN_CONST") and not is_none:
+            return True
+        before = (item.opname, item.argval)
+    return False
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.describe.byte_code import returns_a_value
 from cutlass_aot.programs.describe.call import Call, call_of, described_arguments
 from cutlass_aot.programs.describe.code_slice import CodeSlice, Outdated
-from cutlass_aot.programs.describe.definitions import qualified_name
+from cutlass_aot.programs.describe.definitions import original_code, qualified_name
 from cutlass_aot.programs.describe.distributions import DSL, dsl_fingerprint, joined
 from cutlass_aot.programs.describe.follow_code import slice_of
 from cutlass_aot.programs.describe.options import options_of
@@ -33,11 +34,25 @@ class Surroundings(NamedTuple):
 
 
 def request_of(
-    compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], surroundings: Surroundings
+    compiler: Any,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    surroundings: Surroundings,
+    *,
+    direct: bool = False,
 ) -> Request:
-    """The request of ``compiler(*arguments, **keywords)``, with ``cute.compile`` or ``cute.compile[...]``."""
+    """The request of ``compiler(*arguments, **keywords)``, with ``cute.compile`` or ``cute.compile[...]``.
+
+    ``direct`` says that the program calls the function itself, and so takes what it returns.
+    """
     try:
-        return _request_of(compiler, arguments, keywords, surroundings)
+        call = call_of(arguments, keywords)
+        code = original_code(call.function)
+        if direct and code is not None and returns_a_value(code):
+            raise RequestError(
+                f"{call.name}: it returns a value, which only tracing it gives: compile it with cute.compile"
+            )
+        return _request_of(compiler, call, surroundings)
     except RequestError:
         raise
     except Exception as error:
@@ -48,10 +63,7 @@ def request_of(
         ) from error
 
 
-def _request_of(
-    compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], surroundings: Surroundings
-) -> Request:
-    call = call_of(arguments, keywords)
+def _request_of(compiler: Any, call: Call, surroundings: Surroundings) -> Request:
     options, target = options_of(compiler, call)
     described = _described(call)
     device = surroundings.device(target)

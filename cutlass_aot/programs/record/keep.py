@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlass_aot.errors import CorruptFile, RequestError
+from cutlass_aot.errors import CorruptFile, CutlassAotError, RequestError
 from cutlass_aot.programs.describe.profiles import device_numbers, profile_at_hand
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record.watched import compile_watched
@@ -47,7 +47,7 @@ def begin(plan: Mapping[str, Any]) -> None:
 
     def answer(compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile) -> Any:
         try:
-            request = request_of(compiler, arguments, keywords, surroundings)
+            request = request_of(compiler, arguments, keywords, surroundings, direct=compile.direct)
         except RequestError as error:
             keeper.refuse(str(error))
             return compile.leave(*arguments, **keywords)
@@ -61,12 +61,13 @@ class Keeper:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._refused: set[str] = set()
 
     def compile(
         self, request: Request, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
     ) -> Any:
         """Compile a request and keep it. Only the compiler's errors are raised, other problems noted."""
-        if self._path(request).with_suffix(".result").exists():
+        if request.digest in self._refused or self._path(request).with_suffix(".result").exists():
             return compile.leave(*arguments, **keywords)
         problems: list[Exception] = []
         known = known_variables(request.target, request.device)
@@ -77,18 +78,28 @@ class Keeper:
             )  # fmt: skip
         except Exception as error:
             # The error may be this package's; one of the compiler's is raised again here.
-            self.refuse(f"{request.callable}: {error}")
+            self._refuse_request(request, error)
             return compile.leave(*arguments, **keywords)
         try:
             if problems:
                 raise problems[0]
             self._keep(request, compiled.function, compiled.call)
         except Exception as error:  # The program has its function, and goes on.
-            self.refuse(f"{request.callable}: {error}")
+            self._refuse_request(request, error)
         return as_requested(request, compiled.function)
 
+    def _refuse_request(self, request: Request, error: Exception) -> None:
+        # The program may make it often: a direct call is a request each time.
+        from cutlass_aot.generators.compile_errors import (
+            explain,
+        )  # A server keeps nothing, and need not have it.
+
+        self._refused.add(request.digest)
+        own = isinstance(error, CutlassAotError)
+        self.refuse(f"{request.callable}: {error if own else explain(error)}")
+
     def refuse(self, reason: str) -> None:
-        """Note a request that cannot be kept."""
+        """Note why a call cannot be kept."""
         try:
             note_refusal(self._folder, reason)
         except OSError as error:

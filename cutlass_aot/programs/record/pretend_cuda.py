@@ -27,9 +27,9 @@ _GRAPH = 1
 """The handle of a graph, and of what is made of it."""
 ELAPSED = 1e-3
 """Milliseconds between events; not 0, since a program may divide by it."""
-_LIMITS = {0: 1 << 10, 1: 1 << 20, 2: 8 << 20}
+_limits = {0: 1 << 10, 1: 1 << 20, 2: 8 << 20}
 """Bytes of a thread's stack, of the buffer of ``printf`` and of the heap of ``malloc``, as they are at first
-(CUDA C++ Programming Guide). Keys are those of ``CUlimit``."""
+(CUDA C++ Programming Guide) or as they were set. Keys are those of ``CUlimit``."""
 
 
 def _attributes(gpu: GpuProperties) -> dict[str, int]:
@@ -113,7 +113,7 @@ def answer_for_driver(driver: Any, gpu: GpuProperties, clusters: Mapping[int, in
             "cuCtxGetDevice": lambda: (success, driver.CUdevice(0)),
             "cuCtxSetCurrent": lambda ctx: (success,),
             "cuCtxSynchronize": lambda: (success,),
-            **_limits("cuCtx", success, unknown),
+            **_of_limits("cuCtx", success, unknown),
             **_occupancy(driver, clusters, success),
             "cuDevicePrimaryCtxRetain": lambda dev: (success, present),
             "cuDevicePrimaryCtxRelease": lambda dev: (success,),
@@ -148,7 +148,7 @@ def answer_for_runtime(runtime: Any, gpu: GpuProperties, *, context: bool) -> No
             "cudaDeviceSynchronize": lambda: (success,),
             "cudaGetLastError": lambda: (success,),
             "cudaPeekAtLastError": lambda: (success,),
-            **_limits("cudaDevice", success, unknown),
+            **_of_limits("cudaDevice", success, unknown),
             **_idle(
                 "cuda",
                 success,
@@ -179,6 +179,12 @@ def answer_for_core(core: Any, gpu: GpuProperties) -> None:
 
         def __int__(self) -> int:
             return self.device_id
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Device)
+
+        def __hash__(self) -> int:
+            return hash(self.device_id)
 
         @classmethod
         def get_all_devices(cls) -> tuple[Device, ...]:
@@ -227,7 +233,7 @@ def _idle(
 
 
 def _occupancy(driver: Any, clusters: Mapping[int, int], success: Any) -> dict[str, Callable[..., Any]]:
-    """What is asked of a kernel to learn which clusters the GPU runs: any kernel is as good as the DSL's."""
+    """What tells which clusters of a kernel the GPU runs: those of the profile, whatever the kernel is."""
 
     def active(function: Any, config: Any) -> tuple[Any, int]:
         dimension = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -243,14 +249,20 @@ def _occupancy(driver: Any, clusters: Mapping[int, int], success: Any) -> dict[s
     }
 
 
-def _limits(prefix: str, success: Any, unknown: Any) -> dict[str, Callable[..., Any]]:
+def _of_limits(prefix: str, success: Any, unknown: Any) -> dict[str, Callable[..., Any]]:
     """The functions of a context's limits, which have the same numbers in the driver and in the runtime."""
 
-    def limit(number: Any) -> tuple[Any, int]:
-        value = _LIMITS.get(int(number))
+    def tell(number: Any) -> tuple[Any, int]:
+        value = _limits.get(int(number))
         return (success, value) if value is not None else (unknown, 0)
 
-    return {f"{prefix}GetLimit": limit, f"{prefix}SetLimit": lambda number, value: (success,)}
+    def set_to(number: Any, value: Any) -> tuple[Any]:
+        if int(number) not in _limits:
+            return (unknown,)
+        _limits[int(number)] = int(value)
+        return (success,)
+
+    return {f"{prefix}GetLimit": tell, f"{prefix}SetLimit": set_to}
 
 
 def _of_ordinal(ordinal: Any, found: tuple[Any, ...], missing: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -14,9 +14,9 @@ from typing import Any
 from cutlass_aot.programs.record.gpu_properties import GpuProperties
 
 _LIBRARY = "libnvidia-ml.so.1"
-_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED = 0, 2, 3
-_DRIVER = b"580.0"
-"""Of the series that came with CUDA 13.0."""
+_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND = 0, 2, 3, 6
+_DRIVER, _CUDA = b"580.0", 13000
+"""A driver of the series that came with CUDA 13.0, and that version."""
 
 
 class Nvml:
@@ -48,6 +48,9 @@ class Nvml:
     def _nvmlSystemGetDriverVersion(self, text: Any, length: Any) -> int:
         return _set_text(text, _DRIVER)
 
+    def _nvmlSystemGetCudaDriverVersion(self, version: Any) -> int:
+        return _set(version, _CUDA)
+
     def _nvmlDeviceGetCount(self, count: Any) -> int:
         return _set(count, 1)
 
@@ -55,7 +58,7 @@ class Nvml:
         return _SUCCESS if _number(index) == 0 else _INVALID_ARGUMENT
 
     def _nvmlDeviceGetHandleByUUID(self, uuid: Any, handle: Any) -> int:
-        return _SUCCESS
+        return _SUCCESS if getattr(uuid, "value", uuid) == self._uuid() else _NOT_FOUND
 
     def _nvmlDeviceGetIndex(self, handle: Any, index: Any) -> int:
         return _set(index, 0)
@@ -64,7 +67,7 @@ class Nvml:
         return _set_text(text, self._gpu.name.encode())
 
     def _nvmlDeviceGetUUID(self, handle: Any, text: Any, length: Any) -> int:
-        return _set_text(text, f"GPU-{self._gpu.uuid}".encode())
+        return _set_text(text, self._uuid())
 
     def _nvmlDeviceGetCudaComputeCapability(self, handle: Any, major: Any, minor: Any) -> int:
         _set(major, self._gpu.major)
@@ -76,18 +79,18 @@ class Nvml:
         found.used = 0
         return _SUCCESS
 
+    def _uuid(self) -> bytes:
+        return f"GPU-{self._gpu.uuid}".encode()
+
 
 def answer_for_nvml(gpu: GpuProperties) -> None:
     """Make :class:`ctypes.CDLL` give the pretended library by its name, and others as before."""
-    loads: Any = ctypes.CDLL
 
-    class CDLL(loads):  # type: ignore[misc]
-        def __new__(cls, name: Any = None, *arguments: Any, **options: Any) -> Any:
-            return Nvml(gpu) if name == _LIBRARY else super().__new__(cls)
+    def new(cls: type, name: Any = None, *arguments: Any, **options: Any) -> Any:
+        return Nvml(gpu) if name == _LIBRARY else object.__new__(cls)
 
-    CDLL.__name__, CDLL.__qualname__, CDLL.__module__ = "CDLL", "CDLL", "ctypes"
-    ctypes.CDLL = CDLL  # type: ignore[misc]
-    ctypes.cdll._dlltype = CDLL  # type: ignore[attr-defined]
+    # Not another class: what was loaded before is an instance of this one.
+    ctypes.CDLL.__new__ = new  # type: ignore[method-assign]
 
 
 def _number(value: Any) -> int:

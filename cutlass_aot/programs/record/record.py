@@ -157,12 +157,16 @@ class Recorder:
     def answer(
         self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], compile: Compile
     ) -> Any:
-        """Note a call of ``cute.compile``, and compile a new request in a fork."""
+        """Note a call, and compile a new request in a fork."""
         surroundings = Surroundings(lambda target: self.device, known_variables)
         try:
-            request = request_of(compiler, arguments, keywords, surroundings)
+            request = request_of(compiler, arguments, keywords, surroundings, direct=compile.direct)
         except RequestError as error:
             note_refusal(self.folder, str(error))
+            if compile.direct:
+                # What it returns may need no GPU.
+                with contextlib.suppress(Exception):
+                    return compile.leave(*arguments, **keywords)
             return Nothing()
         with self._lock:
             self._own_process()

@@ -74,11 +74,17 @@ class Ledger:
             entry.count += 1
             entry.seconds += seconds
 
+    def has_missed(self, request: Request | None, reason: str) -> bool:
+        """Whether :meth:`missed` counted the request before."""
+        with self._lock:
+            entry = self.entries.get(_key(request, reason))
+            return entry is not None and entry.missed > 0
+
     def missed(self, request: Request | None, reason: str, seconds: float) -> None:
         """Count a request that no bundle answered and that took ``seconds`` to compile."""
         with self._lock:
             name, target = (request.callable, request.target) if request is not None else ("", "")
-            key = request.digest if request is not None else reason
+            key = _key(request, reason)
             entry = self.entries.setdefault(key, Entry(name, target))
             entry.count += 1
             entry.missed += 1
@@ -124,3 +130,7 @@ class Ledger:
     def from_bytes(cls, data: bytes, what: str) -> Ledger:
         """Read what :meth:`to_bytes` gave."""
         return from_plain(cls, decode_json(data, what), what)
+
+
+def _key(request: Request | None, reason: str) -> str:
+    return request.digest if request is not None else reason

@@ -214,7 +214,7 @@ class Server:
     ) -> Any:
         start = time.perf_counter()
         try:
-            request = self.request(compiler, arguments, keywords)
+            request = request_of(compiler, arguments, keywords, self._surroundings, direct=compile.direct)
         except RequestError as error:
             return self._missed(None, error, arguments, keywords, compile)
         found = self._found(request)
@@ -238,12 +238,17 @@ class Server:
         chosen = policy.get()
         name = request.callable if request is not None else str(error).partition(":")[0]
         policy.count_miss(name if request is None else f"{name} for {request.target}")
-        _log.warning("policy %s: %s", chosen, error)
+        # A direct call is missed each time, and compiled the first.
+        is_new = not (compile.direct and self._ledger.has_missed(request, str(error)))
+        if is_new:
+            _log.warning("policy %s: %s", chosen, error)
         if chosen == "required":
             self._ledger.missed(request, str(error), 0.0)
             raise error
-        if chosen == "warn":
-            warnings.warn(f"{error}; it is compiled now (policy warn)", CompileWarning, stacklevel=4)
+        if chosen == "warn" and is_new:
+            # The line of the program: the DSL's own function is between it and what intercepts a direct call.
+            line = 5 if compile.direct else 4
+            warnings.warn(f"{error}; it is compiled now (policy warn)", CompileWarning, stacklevel=line)
         start = time.perf_counter()
         if request is not None and self.keeper is not None:
             compiled = self.keeper.compile(request, arguments, keywords, compile)
@@ -251,7 +256,8 @@ class Server:
             compiled = compile.leave(*arguments, **keywords)
         seconds = time.perf_counter() - start
         self._ledger.missed(request, str(error), seconds)
-        _log.warning("compiled %s in %.1f s", name, seconds)
+        if is_new:
+            _log.warning("compiled %s in %.1f s", name, seconds)
         return compiled
 
     def _device(self, target: str) -> Mapping[str, int]:

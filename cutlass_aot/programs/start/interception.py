@@ -20,11 +20,14 @@ class Compile:
     """The original ``cute.compile``, called as ``compile(*arguments, **keywords)``.
 
     Attributes:
-        leave: called alike; leaves the call to the DSL, which compiles a function once when called directly.
+        leave: called alike; does what the DSL would have done. Of a direct call that is all of it: the DSL
+            traces and launches, and what is given takes any arguments and returns the call's result.
+        direct: whether the program calls a ``@cute.jit`` function itself, and not ``cute.compile``.
     """
 
     compile: Callable[..., Any]
     leave: Callable[..., Any]
+    direct: bool = False
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Compile anew."""
@@ -39,8 +42,9 @@ original. Gives the compiled function, or what stands for it."""
 class Interception:
     """Between :meth:`begin` and :meth:`end`, calls of ``cute.compile`` go to ``answer`` instead.
 
-    So do calls of ``@cute.jit`` functions themselves, which the DSL compiles when they are called: each is a
-    call of ``cute.compile`` with the same arguments, whose result is called at once.
+    So do direct calls of ``@cute.jit`` functions, which the DSL compiles when they are called: each is a call
+    of ``cute.compile`` with the same arguments, whose result is called at once. Those whose arguments are
+    numbers and tensors on the CPU go to the DSL: they launch no kernel.
 
     Nested calls, which are part of a compilation, and those by which the DSL's ``HardwareInfo`` asks the
     driver, still go to the compiler. The DSL is not imported for it.
@@ -100,29 +104,38 @@ class Interception:
         original = kind._func
 
         def call(dsl: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
-            if self._is_compiling():
+            def run() -> Any:
                 return original(dsl, function, *arguments, **keywords)
-            # The compiler, too, calls functions so; and what works on tensors on the CPU launches no kernel.
-            if keywords.get("compile_only") or are_on_the_cpu((*arguments, *keywords.values())):
-                with self._compiling():
-                    return original(dsl, function, *arguments, **keywords)
-            compiler = self._compiler
-            given = direct_call(function, arguments)
 
             def leave(*a: Any, **k: Any) -> Any:
-                result = original(dsl, function, *arguments, **keywords)
+                result = run()
                 return lambda *passed, **named: result
 
-            with self._compiling():
-                compiled = self._answer(compiler, given, keywords, Compile(compiler, leave))
+            # The compiler, too, calls functions so.
+            if self._is_compiling() or keywords.get("compile_only") or _is_tracing(module):
+                return run()
+            given = direct_call(function, arguments)
             try:
                 passed, named = passed_at_each_call(given, keywords)
             except RequestError:
                 passed, named = (), {}  # It makes no request, and what was given takes any arguments.
+            with self._compiling():
+                if are_on_the_cpu((*passed, *named.values())):
+                    return run()
+                compiler = self._compiler
+                compiled = self._answer(compiler, given, keywords, Compile(compiler, leave, direct=True))
             return compiled(*passed, **named)
 
         kind._func = call
         self._undo.append(lambda: setattr(kind, "_func", original))
+
+
+def _is_tracing(module: ModuleType) -> bool:
+    """Whether a call is part of a trace that nothing intercepted, such as one of the program's own."""
+    # Without the DSL there are no traces, and these have no values.
+    return isinstance(module.ir.Context.current, module.ir.Context) and (
+        module.ir.InsertionPoint.current is not None
+    )
 
 
 def _is_the_dsls_own(arguments: Sequence[Any]) -> bool:

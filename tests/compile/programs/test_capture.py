@@ -165,12 +165,18 @@ def test_a_function_that_is_called_directly_and_missed_is_left_to_the_dsl(captur
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split("\n")[:3] == ["hello 11", "hello 12", "hello 23"]
     assert "0 requests answered in 0 ms, 2 missed and compiled" in done.stderr
+    # The second call of the first function is missed too, and nothing new.
+    warned = run(captured, "run", "--bundle", "bundles/app", "--policy", "warn", *program)
+    assert warned.stderr.count("direct.py:15: CompileWarning: no kernel for __main__:hello (") == 1, (
+        warned.stderr
+    )
     refused = run(captured, "run", "--bundle", "bundles/app", "--policy", "required", *program)
     assert refused.returncode == 1
     assert "RequestNotFound: no kernel for direct:hello" in refused.stderr.replace("__main__", "direct")
     kept = run(captured, "capture", "-o", "direct.toml", *program)
     assert kept.stdout.split("\n")[:3] == ["hello 11", "hello 12", "hello 23"], kept.stdout + kept.stderr
     assert "hello: cutlass_aot" in kept.stderr
+    assert "launches no kernel, so that there is nothing to prebuild" in kept.stderr
 
 
 def test_a_change_of_the_kernel_is_missed(captured):

@@ -127,39 +127,55 @@ device = Device()
 device.set_current()
 print(device.device_id, device.arch, tuple(device.compute_capability), device.name)
 properties, gpus = device.properties, Device.get_all_devices()
-print(len(gpus), properties.multiprocessor_count, properties.max_shared_memory_per_block_optin)
+print(gpus == (device,), {device: 1}[Device(0)])
+print(properties.multiprocessor_count, properties.max_shared_memory_per_block_optin)
 try:
     Device(1)
 except ValueError as error:
     print(error)
 """).splitlines()
     refused = "device_id is 1, expected 0: there is one GPU"
-    assert lines == ["0 90 (9, 0) NVIDIA H200", "1 132 232448", refused]
+    assert lines == ["0 90 (9, 0) NVIDIA H200", "True 1", "132 232448", refused]
 
 
 def test_questions_to_nvml_are_answered_from_the_profile(gpu):
-    """As nvidia-ml-py and its copies ask, which load the library by its name."""
+    """As nvidia-ml-py asks, of which vLLM brings a copy."""
+    lines = gpu.run("""
+import ctypes, pynvml as nvml
+nvml.nvmlInit()
+handle, found = nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlDeviceGetUUID
+print(nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(handle), nvml.nvmlSystemGetDriverVersion())
+print(nvml.nvmlDeviceGetCudaComputeCapability(handle), nvml.nvmlDeviceGetMemoryInfo(handle).total >> 30)
+print(nvml.nvmlSystemGetCudaDriverVersion(), nvml.nvmlDeviceGetIndex(handle))
+print(found(nvml.nvmlDeviceGetHandleByUUID(found(handle))) == found(handle))
+for refused in (
+    lambda: nvml.nvmlDeviceGetHandleByIndex(1),
+    lambda: nvml.nvmlDeviceGetHandleByUUID("GPU-0"),
+    lambda: nvml.nvmlDeviceGetPowerUsage(handle),
+):
+    try:
+        print(refused())
+    except nvml.NVMLError as error:
+        print(type(error).__name__)
+nvml.nvmlShutdown()
+""").splitlines()
+    assert lines == [
+        "1 NVIDIA H200 580.0", "(9, 0) 141", "13000 0", "True",
+        "NVMLError_InvalidArgument", "NVMLError_NotFound", "NVMLError_NotSupported",
+    ]  # fmt: skip
+
+
+def test_other_libraries_are_loaded_as_before(gpu):
     lines = gpu.run("""
 import ctypes
-nvml = ctypes.CDLL("libnvidia-ml.so.1")
-nvml.nvmlErrorString.restype = ctypes.c_char_p
-class Memory(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
-count, handle, major, minor = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-name, memory = ctypes.create_string_buffer(96), Memory()
-print(nvml.nvmlInitWithFlags(0), nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), count.value)
-print(*(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(n), ctypes.byref(handle)) for n in (0, 1)))
-nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(96))
-nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-print(major.value, minor.value, name.value, memory.total >> 30, nvml.nvmlDeviceGetPowerUsage(handle, None))
+print(isinstance(ctypes.pythonapi, ctypes.CDLL), isinstance(ctypes.CDLL(None), ctypes.CDLL))
 print(ctypes.CDLL(None).getpid() > 0, ctypes.cdll.LoadLibrary("libnvidia-ml.so.1").nvmlShutdown())
 try:
     ctypes.CDLL("libnone.so")
 except OSError as error:
     print(type(error).__name__)
 """).splitlines()
-    assert lines == ["0 0 1", "0 2", "9 0 b'NVIDIA H200' 141 3", "True 0", "OSError"]
+    assert lines == ["True True", "True 0", "OSError"]
 
 
 def test_streams_events_and_graphs_of_cuda_python_are_there_and_empty(gpu):
@@ -233,9 +249,10 @@ print(hardware._checkCudaErrors(driver.cuOccupancyMaxActiveClusters(function, co
 print(*map(int, driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE)))
 print(*map(int, runtime.cudaDeviceGetLimit(runtime.cudaLimit.cudaLimitMaxL2FetchGranularity)))
 print(*map(int, runtime.cudaDeviceSetLimit(runtime.cudaLimit.cudaLimitStackSize, 2048)))
+print(*map(int, driver.cuCtxGetLimit(driver.CUlimit.CU_LIMIT_STACK_SIZE)))
 print(type(driver.cuTensorMapEncodeTiled(*[0] * 11)[1]).__name__)
 """).splitlines()
-    assert lines == ["16", "132", "30", "0 1024", "801 0", "0", "CUtensorMap"]
+    assert lines == ["16", "132", "30", "0 1024", "801 0", "0", "0 2048", "CUtensorMap"]
 
 
 def test_addresses_of_fake_tensors_do_not_overlap(gpu):

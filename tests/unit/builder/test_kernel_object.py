@@ -101,9 +101,19 @@ def test_other_constants_stay(other: bytes) -> None:
 
 
 def test_no_gpu_code_is_an_error() -> None:
-    with pytest.raises(NoGpuCode, match=r"^k: it launches no kernel$"):
+    with pytest.raises(NoGpuCode, match=r"^k: it launches no kernel, so that there is nothing to prebuild$"):
         KernelObject.from_llvm(module("define i32 @__tvm_ffi_k() {", "  ret i32 0", "}"), "k")
-    with pytest.raises(NoGpuCode):
+
+
+@pytest.mark.parametrize("called", ["@_cudaLaunchKernelEx(ptr %1)", "@_cudaLibraryLoadData(ptr %1)"])
+def test_a_launch_without_gpu_code_is_another_error(called: str) -> None:
+    text = module("define i32 @__tvm_ffi_k() {", f"  %1 = call i32 {called}", "  ret i32 %1", "}")
+    with pytest.raises(
+        ArtifactError, match="k: its host code holds 0 fat binaries of GPU code; expected"
+    ) as error:
+        KernelObject.from_llvm(text, "k")
+    assert not isinstance(error.value, NoGpuCode)
+    with pytest.raises(ArtifactError, match="holds 0 fat binaries"):
         KernelObject.from_llvm("", "k")
 
 
