@@ -127,8 +127,7 @@ def _passed(value: Any) -> Any:
 def _as_passed(value: Any) -> Any:
     """An argument as TVM-FFI knows it.
 
-    A framework's own tensor is the DSL's, as the DSL makes it without TVM-FFI. A class is None: it is compiled
-    in.
+    A framework's own tensor is the DSL's, as the DSL makes it without TVM-FFI. A class, compiled in, is None.
     """
     if isinstance(value, type):
         return None
