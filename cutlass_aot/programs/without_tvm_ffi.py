@@ -8,14 +8,18 @@ function is wrapped to take the DSL's tensors, as without.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib
 import sys
 import threading
+import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from cutlass_aot.errors import RequestError
+from cutlass_aot.programs.describe.values.objects import own_fields
 from cutlass_aot.runtime.launching.dlpack import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.schema.requests.request import Request
 
@@ -45,6 +49,12 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
     convert = converter._convert_single_arg
 
     def converted(argument: Any, name: str, annotation: Any, *others: Any, **named: Any) -> Any:
+        parts = parts_of(argument)
+        if parts is not None:
+            _check_order(name, argument, parts)
+            # By the fields' annotations, and not by the parameter's, which may be a base class.
+            annotation = types.GenericAlias(tuple, tuple(part.annotation for part in parts))
+            return convert(tuple(part.value for part in parts), name, annotation, *others)
         # With TVM-FFI, a bare typing.Tuple is read as a tuple of no elements; without, it is not read.
         bare = annotation is typing.Tuple  # noqa: UP006
         return convert(_as_passed(argument), name, tuple if bare else annotation, *others, **named)
@@ -114,6 +124,9 @@ def _passed(value: Any) -> Any:
         return tuple(map(_passed, value))
     if isinstance(value, type):
         return None  # It is compiled in.
+    parts = parts_of(value)
+    if parts is not None:
+        return tuple(_passed(part.value) for part in parts)
     if isinstance(value, sys.modules["cutlass.base_dsl.typing"].Numeric):
         return value.value
     if isinstance(value, sys.modules["cutlass.cute.typing"].Pointer) and not hasattr(
@@ -122,6 +135,66 @@ def _passed(value: Any) -> Any:
         # A program's own class of pointers, which gives the DSL the place where the address is stored.
         return ctypes.c_void_p.from_address(value.__c_pointers__()[0])
     return value
+
+
+class Part(NamedTuple):
+    """A field of an object, which is passed at each call."""
+
+    annotation: Any
+    value: Any
+
+
+def parts_of(value: Any) -> list[Part] | None:
+    """The fields that are passed of an object that the DSL takes apart, in their order; None for other values.
+
+    The DSL takes dataclasses apart, and objects that do so themselves (its protocol ``JitArgument``), of which
+    Python's own numbers are compiled in.
+    """
+    kind = type(value)
+    does_itself = all(hasattr(kind, name) for name in ("__c_pointers__", "__new_from_mlir_values__"))
+    if isinstance(value, type) or kind.__module__.partition(".")[0] == "cutlass" or _is_tensor(value):
+        return None
+    if dataclasses.is_dataclass(value):
+        annotations = {field.name: field.type for field in dataclasses.fields(value)}
+        fields = {name: getattr(value, name) for name in annotations}
+    elif does_itself and not isinstance(value, sys.modules["cutlass.cute.typing"].Pointer):
+        fields, annotations = own_fields(value), {}
+    else:
+        return None
+    constexpr = sys.modules["cutlass"].Constexpr
+    return [
+        Part(None if does_itself or isinstance(annotation, str) else annotation, item)
+        for name, item in fields.items()
+        for annotation in [annotations.get(name)]
+        if typing.get_origin(annotation) is not constexpr and annotation is not constexpr
+        if _is_passed(item, numbers=not does_itself)
+    ]
+
+
+def _is_passed(value: Any, *, numbers: bool) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_is_passed(item, numbers=numbers) for item in value)
+    known = (sys.modules["cutlass.base_dsl.typing"].Numeric, sys.modules["cutlass.cute.typing"].Pointer)
+    return (
+        (numbers and isinstance(value, (int, float)))
+        or _is_tensor(value)
+        or isinstance(value, known)
+        or type(value).__name__ == "CUstream"
+        or hasattr(type(value), "__dlpack__")
+        or parts_of(value) is not None
+    )
+
+
+def _check_order(name: str, value: Any, parts: Sequence[Part]) -> None:
+    """Check that an object that takes itself apart passes its fields, in their order."""
+    get_types = sys.modules["cutlass.base_dsl.typing"].get_mlir_types
+    if hasattr(value, "__get_mlir_types__") and (
+        [str(kind) for kind in get_types(value)]
+        != [str(kind) for part in parts for kind in get_types(_as_passed(part.value))]
+    ):
+        raise RequestError(
+            f"argument {name!r}: a {type(value).__qualname__} passes other values than its fields in their order"
+        )
 
 
 def _as_passed(value: Any) -> Any:
@@ -150,9 +223,12 @@ def _is_known_to_tvm_ffi(tensor: Any) -> bool:
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Values, those of nested tuples and lists in their places."""
+    """Values, those of nested tuples, lists and objects that are taken apart in their places."""
     for value in values:
-        if type(value) in (tuple, list):
+        parts = parts_of(value)
+        if parts is not None:
+            yield from _leaves(part.value for part in parts)
+        elif isinstance(value, (tuple, list)):
             yield from _leaves(value)
         else:
             yield value

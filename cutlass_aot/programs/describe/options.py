@@ -9,6 +9,7 @@ from typing import Any
 
 from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.describe.call import Call
+from cutlass_aot.programs.describe.values.dsl import changed_options
 from cutlass_aot.programs.without_tvm_ffi import OPTION as WITH_TVM_FFI
 from cutlass_aot.schema.requests.request import Value
 
@@ -31,7 +32,7 @@ def options_of(compiler: Any, call: Call) -> tuple[dict[str, Value], str]:
     text = call.controls.get("options")
     if text is not None and not isinstance(text, str):
         raise RequestError(f"{call.name}: options: a {type(text).__name__}, expected text")
-    own = _own_options(compiler._compile_options)
+    own = changed_options(compiler._compile_options)
     if text:
         own = {**_parsed(text), **{name: own[name] for name in _SELECTORS if name in own}}
     settings = sys.modules["cutlass.base_dsl.dsl"].BaseDSL._get_dsl().envar
@@ -59,17 +60,6 @@ def options_of(compiler: Any, call: Call) -> tuple[dict[str, Value], str]:
 def _parsed(text: str) -> Mapping[str, Value]:
     compiler = sys.modules["cutlass.base_dsl.compiler"]
     try:
-        return _own_options(compiler._parse_compile_options_from_str(text))
+        return changed_options(compiler._parse_compile_options_from_str(text))
     except Exception as error:
         raise RequestError(f"options {text!r} cannot be read: {error}") from None
-
-
-def _own_options(options: Any) -> dict[str, Value]:
-    own: dict[str, Value] = {}
-    for kind, option in sorted(options.options.items(), key=lambda item: item[0].__name__):
-        name = str(getattr(kind, "_cli_flag", None) or kind.__name__)
-        name = "cubin-chip" if name == "gpu-arch" else name
-        if option.value != kind._default:
-            own[name] = option.value if type(option.value) in (bool, int, float, str) else str(option.value)
-    selectors = sorted(getattr(options, "_debug_selectors", ()))
-    return own | ({"debug": selectors} if selectors else {})

@@ -249,7 +249,7 @@ def _base(where: str, find: Find) -> Any:
     if where == "typing:Generic":
         return typing.Generic[typing.TypeVar("_T")]  # type: ignore[index]
     if where == "typing:Protocol":
-        return object
+        return typing.Protocol  # It gives derived classes members of its own, which a request has.
     return find(where)
 
 
@@ -288,7 +288,7 @@ def _decorated(kind: type) -> type[Structure]:
     return type(kind.__name__, (Structure,), {"__slots__": (), "__module__": kind.__module__})
 
 
-class _Protocol(abc.ABCMeta):
+class _Protocol(type(typing.Protocol)):  # type: ignore[misc]
     """The metaclass of the DSL's protocols, whose ``isinstance`` only the DSL can decide."""
 
     def __instancecheck__(cls, instance: Any) -> bool:

@@ -288,9 +288,17 @@ def test_a_profile_of_a_gpu_that_cannot_run_the_target_is_refused(module):
 def test_a_function_that_is_called_without_compiling_is_a_request(module):
     (module / "torch.py").unlink()
     shutil.copy(PROGRAMS / "direct_calls.py", module / "app.py")
-    assert "app.py for sm_90a: 6 requests, 6 compiled" in cutlass_aot(*BUILD, folder=module)
+    assert "app.py for sm_90a: 8 requests, 8 compiled" in cutlass_aot(*BUILD, folder=module)
     # One of three calls of a function with the same constants; what a function calls is part of it.
-    names = ["Scale.__call__", "Scale.double", "Scale.rounded", "fill_half", *["scale"] * 4]
+    names = [
+        "Scale.__call__",
+        "Scale.double",
+        "Scale.rounded",
+        "fill_half",
+        *["scale"] * 4,
+        "scale_range",
+        "shift",
+    ]
     for how in ((), ("without-dsl",)):
         found = served(module, "bundles/app", "sm_90a", "h200", "app.py", *how)
         assert found == {"answered": [f"__main__:{name}" for name in names], "refused": []}

@@ -36,6 +36,9 @@ def handlers() -> Mapping[type, Handler]:
         sys.modules["cutlass.cute.typing"].SymInt: _symbol,
         typing.NumericMeta: lambda description, value, passed: {"type": qualified_name(value)},
     }
+    compiler: Any = sys.modules.get("cutlass.base_dsl.compiler")
+    if compiler is not None:
+        found[compiler.CompileOptions] = _options
     structures = sys.modules.get(_STRUCTURES)
     if structures is not None:
         found |= {structures.struct: structure, structures.union: structure}
@@ -44,6 +47,23 @@ def handlers() -> Mapping[type, Handler]:
     if driver is not None:
         found[driver.CUstream] = lambda description, value, passed: {"stream": "CUstream"}
     return found
+
+
+def _options(description: Description, value: Any, passed: Passed) -> Value:
+    """Those of a compiler that a module keeps, as quack's does."""
+    return {"options": changed_options(value)}
+
+
+def changed_options(options: Any) -> dict[str, Value]:
+    """The compile options that differ from the DSL's defaults, by their flags."""
+    own: dict[str, Value] = {}
+    for kind, option in sorted(options.options.items(), key=lambda item: item[0].__name__):
+        name = str(getattr(kind, "_cli_flag", None) or kind.__name__)
+        name = "cubin-chip" if name == "gpu-arch" else name
+        if option.value != kind._default:
+            own[name] = option.value if type(option.value) in (bool, int, float, str) else str(option.value)
+    selectors = sorted(getattr(options, "_debug_selectors", ()))
+    return own | ({"debug": selectors} if selectors else {})
 
 
 def _subclasses(kind: type) -> list[type]:
