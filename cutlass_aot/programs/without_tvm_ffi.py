@@ -145,10 +145,10 @@ class Part(NamedTuple):
 
 
 def parts_of(value: Any) -> list[Part] | None:
-    """The fields that are passed of an object that the DSL takes apart, in their order; None for other values.
+    """The fields of an object that are passed, in their order, if the DSL takes it apart; else None.
 
-    The DSL takes dataclasses apart, and objects that do so themselves (its protocol ``JitArgument``), of which
-    Python's own numbers are compiled in.
+    The DSL takes dataclasses apart, and objects that do so themselves (its protocol ``JitArgument``), of
+    which Python's own numbers are compiled in.
     """
     kind = type(value)
     does_itself = all(hasattr(kind, name) for name in ("__c_pointers__", "__new_from_mlir_values__"))
@@ -193,7 +193,7 @@ def _check_order(name: str, value: Any, parts: Sequence[Part]) -> None:
         != [str(kind) for part in parts for kind in get_types(_as_passed(part.value))]
     ):
         raise RequestError(
-            f"argument {name!r}: a {type(value).__qualname__} passes other values than its fields in their order"
+            f"argument {name!r}: a {type(value).__qualname__} passes other values than its fields in order"
         )
 
 

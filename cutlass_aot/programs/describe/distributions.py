@@ -30,6 +30,10 @@ NEUTRAL = frozenset(
 )  # fmt: skip
 """Distributions of frameworks and the DSL, whose code writes nothing into kernels. Every request has an entry
 for the DSL; what another release of the others would change is in the arguments."""
+_WITH_KERNELS = {
+    "torch": ("torch/_inductor/kernel", "torch/_native", "torch/_vendor/quack"),
+}
+"""Folders of such distributions that have kernels of their own. Each is an origin of its name."""
 
 DSL = "nvidia-cutlass-dsl"
 _specs: dict[str, Any] = {}
@@ -44,7 +48,7 @@ class Origin(NamedTuple):
 
     Attributes:
         name: of the distribution, normalized as in PEP 503; for code that no distribution installed, of its
-            outermost package or module.
+            outermost package or module; for kernels within a framework, of their folder.
         version: of the distribution, ``-`` without one.
         root: directory that ``files`` are relative to.
         files: Python sources, sorted.
@@ -152,10 +156,12 @@ def _local(file: str, module: str) -> Origin:
     """The origin of code that no distribution installed: its outermost package, or the file alone."""
     path = Path(file)
     parts = module.split(".")
+    place = path.parent if path.stem == "__init__" else path.with_suffix("")
     steps = len(parts) - (path.stem != "__init__")
-    top = path.parents[steps - 1] if steps > 0 and len(path.parents) >= steps else path.parent
-    if steps <= 0:
-        return Origin(parts[0], "-", str(path.parent), (path.name,))
+    # A generated file may be loaded as part of a package that is elsewhere.
+    if steps <= 0 or list(place.parts[-len(parts) :]) != parts:
+        return Origin(module, "-", str(path.parent), (path.name,))
+    top = path.parents[steps - 1]
     files = tuple(sorted(item.relative_to(top.parent).as_posix() for item in top.rglob("*.py")))
     return Origin(parts[0], "-", str(top.parent), files)
 
@@ -166,8 +172,18 @@ def _owner(root: str, path: str) -> Origin | None:
     line = f"{path},".encode()
     for folder, record in _records(root):
         if record.startswith(line) or b"\n" + line in record:
-            return _installed(root, folder)
+            found = _installed(root, folder)
+            for own in _WITH_KERNELS.get(found.name, ()):
+                if path.startswith(f"{own}/"):
+                    return _of_folder(found, own)
+            return found
     return None
+
+
+def _of_folder(origin: Origin, folder: str) -> Origin:
+    """Part of a distribution. Its builds, such as ``2.13.0+cpu``, have the same sources."""
+    files = tuple(file for file in origin.files if file.startswith(f"{folder}/"))
+    return Origin(folder, origin.version.partition("+")[0], origin.root, files)
 
 
 @functools.lru_cache(maxsize=64)

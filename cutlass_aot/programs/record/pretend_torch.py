@@ -182,6 +182,8 @@ def answer_for(torch: Any, gpu: GpuProperties) -> None:
     _replace((accelerator, accelerator.memory), answers | _answers_of_accelerator(torch, gpu))
     for name in ("range", "range_push", "range_pop", "range_start", "range_end", "mark"):
         setattr(cuda.nvtx, name, type(name, (_Idle,), {}))
+    # The handle of current_stream, as generated code asks for it; builds for the CPU have no such function.
+    torch._C._cuda_getCurrentRawStream = _constant(0)
     torch.Generator = _generator(torch.Generator)
     if torch.version.cuda is None:
         torch.version.cuda = CUDA_VERSION

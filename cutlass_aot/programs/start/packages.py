@@ -60,9 +60,10 @@ KNOWN_PACKAGES = (
     ProgramPackage(
         "quack-kernels",
         target={"QUACK_ARCH": "{major}{minor}"},
-        # The environment is read when the module is imported, the module's variable at every call.
+        # The environment is read when the module is imported, the module's variable at every call. torch has
+        # a copy.
         caches_off={"QUACK_CACHE_ENABLED": "0"},
-        cache_switches=("quack.cache:CACHE_ENABLED",),
+        cache_switches=("quack.cache:CACHE_ENABLED", "torch._vendor.quack.cache:CACHE_ENABLED"),
     ),
     ProgramPackage(
         "flashinfer-python",

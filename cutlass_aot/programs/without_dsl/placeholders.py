@@ -293,7 +293,7 @@ class _Protocol(type(typing.Protocol)):  # type: ignore[misc]
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls.__module__.partition(".")[0] != "cutlass":
-            return super().__instancecheck__(instance)
+            return bool(super().__instancecheck__(instance))
         refuse(f"whether an object is a {cls.__module__}.{cls.__qualname__} was requested")
 
 
