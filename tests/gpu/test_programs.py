@@ -1,6 +1,6 @@
 """On a GPU: a program that was recorded without one is answered, and computes what it should.
 
-    cutlass-aot build tests/fixtures/programs/direct_calls.toml && python -m pytest -m gpu tests/gpu/test_programs.py
+Build ``tests/fixtures/programs/direct_calls.toml`` before.
 """
 
 from __future__ import annotations
