@@ -221,10 +221,12 @@ def _code_component(code: Code, places: Mapping[str, str]) -> dict[str, Any]:
         "scope": known.scope,
         "properties": _properties({"cutlass-aot:role": known.role, _CODE: code.digest}),
     }
-    if code.name in places:
-        component["licenses"] = [_license(code.name, _PACKAGES.get(code.name), places[code.name])]
+    # The name may be that of a folder in it.
+    distribution = code.name.partition("/")[0]
+    if distribution in places:
+        component["licenses"] = [_license(distribution, _PACKAGES.get(distribution), places[distribution])]
     if code.version:
-        component |= {"version": code.version, "purl": _purl(code.name, code.version)}
+        component |= {"version": code.version, "purl": _purl(distribution, code.version)}
     return component
 
 

@@ -84,12 +84,15 @@ def license_notices(package: str, version: str) -> bytes:
 
 
 def distribution_of_code(package: str, version: str) -> metadata.Distribution:
-    """An installed package that kernels were made from, which has to be of this version still."""
+    """An installed package that kernels were made from, which has to be of this version still.
+
+    ``version`` may leave out which build of it, such as ``+cpu``.
+    """
     try:
         found = metadata.distribution(package)
     except (metadata.PackageNotFoundError, ValueError):
         found = None
-    if found is None or found.version != version:
+    if found is None or version not in (found.version, found.version.partition("+")[0]):
         raise ToolchainError(
             f"a bundle with code of {package} {version} has to carry its licence, and "
             f"{found.version if found else 'no release'} is installed: install {package}=={version}"

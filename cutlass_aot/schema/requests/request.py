@@ -79,8 +79,13 @@ class Request:
 
     @property
     def distributions(self) -> dict[str, str]:
-        """Versions in :attr:`code`, without code that no distribution installed."""
-        versions = {name: fingerprint.partition(" ")[0] for name, fingerprint in self.code.items()}
+        """Versions in :attr:`code`, without code that no distribution installed.
+
+        A folder of a distribution, such as ``torch/_native``, stands for it.
+        """
+        versions = {
+            name.partition("/")[0]: fingerprint.partition(" ")[0] for name, fingerprint in self.code.items()
+        }
         return {name: version for name, version in versions.items() if version != "-"}
 
     def encoded(self) -> bytes:

@@ -34,6 +34,18 @@ def test_notices_are_those_of_the_metadata(
     assert b"Permission is hereby granted" in license_notices("of-a-user", "1.0")
 
 
+def test_a_version_may_leave_out_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As requests for kernels within torch do, whose builds have the same sources."""
+    install(tmp_path)
+    about = tmp_path / "of_a_user-1.0.dist-info"
+    (about / "METADATA").write_text((about / "METADATA").read_text().replace("1.0", "1.0+cpu"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for version in ("1.0", "1.0+cpu"):
+        assert license_notices("of-a-user", version)
+    with pytest.raises(ToolchainError, match=r"1\.0\+cpu is installed"):
+        license_notices("of-a-user", "1.0+cu130")
+
+
 def test_a_package_without_such_a_file_is_named_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,3 +216,8 @@ def test_how_a_function_is_called_is_refused_where_it_is_malformed(record: Any) 
         from_plain(CallByName, record, "how a compiled function is called")
     with pytest.raises(CorruptFile):
         from_plain(CompiledRequest, record, "a compiled request")
+
+
+def test_a_folder_of_a_distribution_stands_for_it() -> None:
+    code = {"torch/_native": "2.13.0 ab", "ops": "1.2.0 cd", "model": "- ef"}
+    assert request(code=code).distributions == {"torch": "2.13.0", "ops": "1.2.0"}
