@@ -51,7 +51,7 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
     def converted(argument: Any, name: str, annotation: Any, *others: Any, **named: Any) -> Any:
         parts = parts_of(argument)
         if parts is not None:
-            _check_order(name, argument, parts)
+            _check_parts(name, argument, parts)
             # By the fields' annotations, and not by the parameter's, which may be a base class.
             annotation = types.GenericAlias(tuple, tuple(part.annotation for part in parts))
             return convert(tuple(part.value for part in parts), name, annotation, *others)
@@ -185,8 +185,15 @@ def _is_passed(value: Any, *, numbers: bool) -> bool:
     )
 
 
-def _check_order(name: str, value: Any, parts: Sequence[Part]) -> None:
-    """Check that an object that takes itself apart passes its fields, in their order."""
+def _check_parts(name: str, value: Any, parts: Sequence[Part]) -> None:
+    """Check that the DSL passes an object's fields, in their order, and not what an adapter makes of it."""
+    registry = sys.modules["cutlass.base_dsl.runtime.jit_arg_adapters"].JitArgAdapterRegistry
+    adapter = registry.get_registered_adapter(value)
+    if adapter is not None and adapter.__module__.partition(".")[0] != "cutlass":
+        raise RequestError(
+            f"argument {name!r}: a {type(value).__qualname__} is passed as the program's adapter makes it, "
+            "which a bundle does not know: compile with TVM-FFI (--enable-tvm-ffi)"
+        )
     get_types = sys.modules["cutlass.base_dsl.typing"].get_mlir_types
     if hasattr(value, "__get_mlir_types__") and (
         [str(kind) for kind in get_types(value)]

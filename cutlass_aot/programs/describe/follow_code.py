@@ -175,6 +175,9 @@ class _Follower:
                 self._values.note_code(slot)
             elif not is_pythons_own(name, member):
                 self._values.note_value(slot)
+        for scope, adapter in _adapters_of(kind):
+            self._reach(adapter)
+            self._notes.bind(qualified_name(kind), ["adapter", scope, qualified_name(adapter)])
 
     def _function(self, function: types.FunctionType) -> None:
         self._values.note_defaults(function)
@@ -284,3 +287,19 @@ def _is_of_enum(name: str, member: Any) -> bool:
     if isinstance(member, enum.Enum):
         return True
     return name.startswith("_") and not (isinstance(member, types.FunctionType) and is_own(member))
+
+
+def _adapters_of(kind: type) -> Iterator[tuple[str, Any]]:
+    """What the DSL makes of an argument of this class: the adapters that a program registered, by scope."""
+    registry = sys.modules["cutlass.base_dsl.runtime.jit_arg_adapters"].JitArgAdapterRegistry
+    for scope, known in {
+        "": registry.jit_arg_adapter_registry,
+        **registry.scoped_jit_arg_adapter_registries,
+    }.items():
+        if kind in known:
+            yield scope, known[kind]
+    for base in kind.__mro__:
+        lazily = registry.lazy_jit_arg_adapter_registry.get(f"{base.__module__}.{base.__qualname__}")
+        if lazily is not None and kind not in registry.jit_arg_adapter_registry:
+            yield "", lazily
+            return

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from cutlass_aot.errors import DeviceError
 from cutlass_aot.programs.without_dsl import names
@@ -312,12 +312,27 @@ def experimental() -> Mapping[str, Any]:
 
 
 def adapters() -> Mapping[str, Any]:
-    """The registry of argument adapters, which does nothing: there is no trace to pass arguments to."""
+    """The registry of argument adapters: requests have those of their arguments' classes."""
 
     class JitArgAdapterRegistry:
-        @staticmethod
-        def register_jit_arg_adapter(*types: Any, **options: Any) -> Callable[[Any], Any]:
-            return lambda adapter: adapter
+        jit_arg_adapter_registry: ClassVar[dict[type, Any]] = {}
+        scoped_jit_arg_adapter_registries: ClassVar[dict[str, dict[type, Any]]] = {}
+        lazy_jit_arg_adapter_registry: ClassVar[dict[str, Any]] = {}
+
+        @classmethod
+        def register_jit_arg_adapter(
+            cls, python_type: Any = None, *, scope: str | None = None, lazy: bool = False
+        ) -> Callable[[Any], Any]:
+            def register(adapter: Any) -> Any:
+                known: dict[Any, Any] = cls.jit_arg_adapter_registry
+                if lazy:
+                    known = cls.lazy_jit_arg_adapter_registry
+                elif scope is not None:
+                    known = cls.scoped_jit_arg_adapter_registries.setdefault(scope, {})
+                known[python_type] = adapter
+                return adapter
+
+            return register
 
     return by_name(JitArgAdapterRegistry)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import typing
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +22,11 @@ import torch
 from cuda.bindings.driver import CUstream
 from cutlass import cute
 from cutlass.base_dsl.compiler import CompileOptions, GenerateLineInfo
+from cutlass.base_dsl.runtime.jit_arg_adapters import JitArgAdapterRegistry
 from cutlass.cute.runtime import from_dlpack, make_ptr
 from cutlass.cute.typing import AddressSpace
 
-from cutlass_aot.errors import ArtifactError
+from cutlass_aot.errors import ArtifactError, RequestError
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record.watched import _default, _without_line_numbers, compile_watched
 from cutlass_aot.programs.without_tvm_ffi import WithoutTvmFfi, as_requested, is_without
@@ -233,3 +236,104 @@ def test_threads_compile_one_after_the_other_and_leave_everything_as_it_was():
 def test_a_function_with_tvm_ffi_is_answered_as_it_is():
     function = object()
     assert as_requested(SimpleNamespace(options={}), function) is function
+
+
+@dataclass
+class Apart:
+    """Takes itself apart, in the order of ``passed``."""
+
+    def passed(self) -> list[str]:
+        return [item.name for item in fields(self) if hasattr(getattr(self, item.name), "__c_pointers__")]
+
+    def __c_pointers__(self) -> list[int]:
+        return [pointer for name in self.passed() for pointer in getattr(self, name).__c_pointers__()]
+
+    def __get_mlir_types__(self) -> list[Any]:
+        return [kind for name in self.passed() for kind in getattr(self, name).__get_mlir_types__()]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Any:
+        made = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name, value in zip(self.passed(), values, strict=True):
+            made[name] = cutlass.new_from_mlir_values(made[name], [value])
+        return type(self)(**made)
+
+
+def half(value: Any) -> Any:
+    return value * 0.5
+
+
+@dataclass
+class Scaled(Apart):
+    values: cute.Tensor
+    factor: cutlass.Float32
+    change: cutlass.Constexpr[Callable[[Any], Any]] = half
+    count: int = 7
+    other: cute.Tensor | None = None
+
+
+@dataclass
+class Backwards(Scaled):
+    """Passes its fields in another order."""
+
+    def passed(self) -> list[str]:
+        return super().passed()[::-1]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The DSL takes it apart."""
+
+    large: cutlass.Int64
+    small: int
+    name: cutlass.Constexpr[str] = "numbers"
+
+
+@dataclass
+class Both:
+    numbers: Numbers
+    scale: float
+
+
+@cute.jit
+def of_objects(scaled: Apart, both: Both, pair: tuple[cutlass.Float32, Numbers]) -> None:
+    values = scaled.values
+    values[0] = scaled.change(values[0] * scaled.factor) + scaled.count
+    values[1] = both.scale * cutlass.Float32(both.numbers.small) + pair[0]
+    values[2] = cutlass.Float32(both.numbers.large - pair[1].large)
+
+
+def test_objects_are_passed_field_by_field():
+    """Functions in them are compiled in, and so are Python's numbers in those that take themselves apart."""
+
+    def arguments(values: torch.Tensor, factor: float, base: int) -> tuple[Any, ...]:
+        both = Both(Numbers(cutlass.Int64(base + 3), 4), 0.5)
+        pair = cutlass.Float32(0.25), Numbers(cutlass.Int64(base), 0)
+        return Scaled(from_dlpack(values), cutlass.Float32(factor)), both, pair
+
+    first = arguments(torch.zeros(3), 2.0, 1)
+    request = requested(cute.compile, of_objects, *first)
+    compiled = compile_watched(
+        request, partial(cute.compile, of_objects, *first), (of_objects, *first), {}, {}
+    )
+    function = as_requested(request, compiled.function)
+    values = torch.tensor([4.0, 0.0, 0.0])
+    function(*arguments(values, 3.0, 2**40))
+    assert values.tolist() == [4 * 3 * 0.5 + 7, 0.5 * 4 + 0.25, 3.0]
+
+
+@cute.jit
+def of_one(scaled: Apart) -> None:
+    scaled.values[0] = scaled.values[0] * scaled.factor
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_an_object_that_passes_other_values_is_refused(adapted, monkeypatch):
+    kind = Scaled if adapted else Backwards
+    if adapted:
+        known = JitArgAdapterRegistry.jit_arg_adapter_registry
+        monkeypatch.setitem(known, Scaled, lambda given: Backwards(**vars(given)))
+    given = of_one, kind(tensor(1, 2), cutlass.Float32(3))
+    request = requested(cute.compile, *given)
+    words = "the program's adapter" if adapted else "passes other values than its fields in order"
+    with pytest.raises(RequestError, match=f"argument 'scaled': a {kind.__name__} .*{words}"):
+        compile_watched(request, partial(cute.compile, *given), given, {}, {})
