@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from cutlass_aot.programs.describe.definitions import (
@@ -99,10 +100,16 @@ def partial(description: Description, value: functools.partial[Any], passed: Pas
     described: dict[str, Value] = {}
     if type(value) is not functools.partial:
         described["of"] = class_name(description, type(value))
+    # A partial function of a partial one has the function and the arguments of both.
+    inner = _within(value)
+    arguments, keywords = list(value.args), dict(value.keywords)
+    if inner is not None:
+        arguments = arguments[len(inner.args) :]
+        keywords = {name: item for name, item in keywords.items() if name not in inner.keywords}
     described |= {
-        "partial": description.at(".func", value.func),
-        "arguments": description.at(".args", list(value.args)),
-        "keywords": description.at(".keywords", dict(value.keywords)),
+        "partial": description.at(".func", value.func if inner is None else inner),
+        "arguments": description.at(".args", arguments),
+        "keywords": description.at(".keywords", keywords),
     }
     fields = description.fields(own_fields(value))
     return described | ({"fields": fields} if fields else {})
@@ -110,11 +117,31 @@ def partial(description: Description, value: functools.partial[Any], passed: Pas
 
 def name_in_dsl(value: functools.partial[Any]) -> str:
     """``module:name`` of a partial function that the DSL's module of its function has; else empty."""
-    module = getattr(value.func, "__module__", None) or ""
-    if module.partition(".")[0] != "cutlass" or module not in sys.modules:
-        return ""
-    names = [name for name, held in vars(sys.modules[module]).items() if held is value]
-    return f"{module}:{min(names)}" if names else ""
+    names = [name for name, held in _partials_of_dsl(value.func) if held is value]
+    return f"{value.func.__module__}:{min(names)}" if names else ""
+
+
+def _partials_of_dsl(function: Any) -> Iterator[tuple[str, functools.partial[Any]]]:
+    """The partial functions that the DSL's module of a function has of it, by name."""
+    module = getattr(function, "__module__", None) or ""
+    if module.partition(".")[0] == "cutlass" and module in sys.modules:
+        for name, held in vars(sys.modules[module]).items():
+            if isinstance(held, functools.partial) and held.func is function:
+                yield name, held
+
+
+def _within(value: functools.partial[Any]) -> functools.partial[Any] | None:
+    """The DSL's partial function that a program's was made of: of several the one with most arguments."""
+    fitting = [
+        (len(held.args) + len(held.keywords), name, held)
+        for name, held in _partials_of_dsl(value.func)
+        if value.args[: len(held.args)] == held.args
+        and all(
+            name in value.keywords and value.keywords[name] is item for name, item in held.keywords.items()
+        )
+    ]
+    # The last of the most specific ones by name: aliases of one are as good as each other.
+    return max(fitting, key=lambda item: item[:2])[2] if fitting else None
 
 
 def a_property(description: Description, value: property, passed: Passed) -> Value:
