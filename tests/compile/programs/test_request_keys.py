@@ -639,6 +639,24 @@ def test_a_patch_that_wraps_what_the_dsl_has_is_in_the_key(keys, tmp_path):
     assert keys(tmp_path, program) != keys(tmp_path, f"import patch\n{program}")
 
 
+def test_an_adapter_of_an_arguments_class_is_in_the_key(keys, tmp_path):
+    (tmp_path / "ops.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass Host:\n    scale: int = 3\n"
+        "    def __call__(self, x): return x * self.scale\n"
+    )
+    program = "from ops import Host\ndef keyed(): return [Host()]\n"
+    found = keys(tmp_path, program)
+    for options, scale in (("", 2), ("", 3), (", scope='cuda'", 3), ("", 2)):
+        (tmp_path / "adapt.py").write_text(
+            "import cutlass, ops\nfrom cutlass.base_dsl.runtime import jit_arg_adapters\n"
+            f"@jit_arg_adapters.JitArgAdapterRegistry.register_jit_arg_adapter(ops.Host{options})\n"
+            f"def adapted(host): return cutlass.Int32(host.scale * {scale})\n"
+        )
+        found += keys(tmp_path, f"import adapt\n{program}")
+    assert len(set(found)) == 4
+    assert found[1] == found[4]
+
+
 def test_both_folders_of_a_namespace_package_are_in_the_key(keys, tmp_path):
     for folder, name, text in (
         ("one", "a", "from parts.b import by\ndef change(x): return by(x) * 2.0\n"),
