@@ -93,16 +93,16 @@ class Kernel:
 
 
 class Answers:
-    """Notes what it is asked, and what is called of its answers, each of which returns its number."""
+    """Notes the calls that it answers, and those of its answers, each of which returns its number."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        self.made: list[tuple[Any, ...]] = []
         self.called: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.leave = False
 
     def __call__(self, compiler: Any, arguments: Any, keywords: Any, compile: Compile) -> Callable[..., Any]:
-        self.asked.append((compiler, arguments, dict(keywords), compile.direct))
-        number = len(self.asked)
+        self.made.append((compiler, arguments, dict(keywords), compile.direct))
+        number = len(self.made)
         if self.leave:
             return compile.leave(*arguments, **keywords)
 
@@ -148,7 +148,7 @@ def test_an_answer_is_called_with_what_is_not_compiled_in(answers, call, passed,
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(call).result() == 2
     assert answers.called == [(passed, named)] * 2
-    for compiler, arguments, _, direct in answers.asked:
+    for compiler, arguments, _, direct in answers.made:
         assert compiler is cute.compile
         assert callable(arguments[0])
         assert direct
@@ -157,7 +157,7 @@ def test_an_answer_is_called_with_what_is_not_compiled_in(answers, call, passed,
 def test_a_call_of_the_compiler_is_none_of_a_function(answers):
     assert cute.compile(plain, POINTER, 3)(POINTER, 3) == 1
     assert cute.compile[cute.GenerateLineInfo(True)](KERNEL, POINTER, 3)(POINTER, 3) == 2
-    assert [(arguments, direct) for _, arguments, _, direct in answers.asked] == [
+    assert [(arguments, direct) for _, arguments, _, direct in answers.made] == [
         ((plain, POINTER, 3), False), ((KERNEL, POINTER, 3), False),
     ]  # fmt: skip
 
@@ -166,13 +166,13 @@ def test_what_works_on_the_cpu_is_left_to_the_dsl(answers):
     values = torch.zeros(4)
     first_row(from_dlpack(values), 2)
     assert values.tolist() == [0, 0, 1, 0]
-    assert answers.asked == []
+    assert answers.made == []
 
 
 def test_a_pointer_beside_a_tensor_on_the_cpu_is_answered(answers):
     sizes = torch.ones(4, dtype=torch.int32)
     assert on_both(POINTER, from_dlpack(sizes)) == 1
-    assert len(answers.asked) == 1
+    assert len(answers.made) == 1
 
 
 def test_what_is_left_to_the_dsl_is_what_the_dsl_returns(answers, capfd):
@@ -180,7 +180,7 @@ def test_what_is_left_to_the_dsl_is_what_the_dsl_returns(answers, capfd):
     assert early(3) is None
     assert capfd.readouterr().out == "3\n"
     assert twice(3) is not None
-    assert [arguments for _, arguments, _, _ in answers.asked] == [
+    assert [arguments for _, arguments, _, _ in answers.made] == [
         (early.__wrapped__, 3),
         (twice.__wrapped__, 3),
     ]
@@ -192,7 +192,7 @@ def test_a_trace_of_its_own_goes_to_the_dsl(answers):
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
             assert twice(cutlass.Int32(3)).value == 6
-    assert answers.asked == []
+    assert answers.made == []
 
 
 def test_afterwards_everything_goes_to_the_dsl_again(capfd):
@@ -202,7 +202,7 @@ def test_afterwards_everything_goes_to_the_dsl_again(capfd):
     interception.end()
     early(3)
     assert capfd.readouterr().out == "3\n"
-    assert made.asked == []
+    assert made.made == []
 
 
 @pytest.mark.parametrize(
