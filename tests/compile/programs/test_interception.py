@@ -196,13 +196,13 @@ def test_a_trace_of_its_own_goes_to_the_dsl(answers):
 
 
 def test_afterwards_everything_goes_to_the_dsl_again(capfd):
-    made = Answers()
-    interception = Interception(made)
+    answers = Answers()
+    interception = Interception(answers)
     interception.begin()
     interception.end()
     early(3)
     assert capfd.readouterr().out == "3\n"
-    assert made.made == []
+    assert answers.made == []
 
 
 @pytest.mark.parametrize(
