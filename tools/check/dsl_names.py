@@ -11,6 +11,7 @@ DSL does is in it. Of the bindings of its compiler (`cutlass._mlir`) there are t
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import functools
@@ -22,6 +23,7 @@ import operator
 import pkgutil
 import re
 import sys
+import textwrap
 import types
 import warnings
 from collections.abc import Iterator, Mapping
@@ -203,6 +205,8 @@ def class_of(kind: type) -> dict[str, Any]:
         own = vars(kind).get("__annotations__", {})
         result["fields"] = [field_of(item) for item in dataclasses.fields(kind) if item.name in own]
         names = {item.name for item in dataclasses.fields(kind)}
+        if only_checks(vars(kind).get("__post_init__")):
+            result["checked"] = True
     else:
         names = set()
     for name, member in members_of(kind):
@@ -222,6 +226,20 @@ def class_of(kind: type) -> dict[str, Any]:
             else:
                 result.setdefault("values", []).append(name)
     return result
+
+
+def only_checks(function: Any) -> bool:
+    """Whether a ``__post_init__`` only looks at fields: it sets nothing, and calls no method of its own."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            return False
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called.startswith("self.") or called in ("setattr", "object.__setattr__", "vars"):
+                return False
+    return True
 
 
 def field_of(item: dataclasses.Field[Any]) -> list[Any]:

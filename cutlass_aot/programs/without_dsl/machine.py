@@ -61,7 +61,7 @@ def cuda() -> Mapping[str, Any]:
 
 
 def shared_memory() -> Mapping[str, Any]:
-    """``get_smem_capacity_in_bytes``: how much shared memory a block may have."""
+    """How much shared memory a block may have: a function, and a method of the allocator's class."""
 
     def get_smem_capacity_in_bytes(compute_capability: str | None = None) -> int:
         """For a compute capability such as ``sm_90``; None for the target's."""
@@ -73,7 +73,13 @@ def shared_memory() -> Mapping[str, Any]:
             refuse(f"the shared memory of {compute_capability} was requested")
         return found
 
-    return by_name(get_smem_capacity_in_bytes)
+    class SmemAllocator:
+        capacity_in_bytes = staticmethod(get_smem_capacity_in_bytes)
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            refuse("a SmemAllocator was made")
+
+    return by_name(get_smem_capacity_in_bytes, SmemAllocator)
 
 
 def hardware() -> Mapping[str, Any]:

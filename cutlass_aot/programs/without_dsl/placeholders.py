@@ -24,8 +24,6 @@ from cutlass_aot.programs.without_dsl import names
 Find = Callable[[str], Any]
 """Gives the class that a name of the table stands for."""
 
-_FIELDS_ALONE = frozenset({"cutlass.pipeline.helpers:NamedBarrier"})
-"""Dataclasses of the DSL whose ``__post_init__`` only checks its arguments."""
 _DECORATORS = frozenset({"cutlass.cute.core:struct", "cutlass.cute.core:union"})
 """Class decorators, whose results only a trace uses."""
 _MAKES_MORE = frozenset(
@@ -236,7 +234,8 @@ def class_for(where: str, entry: Mapping[str, Any], find: Find, metaclass: type 
         metaclass = _Protocol
     whole = "dataclass" in entry and _is_fields_alone(where, entry)
     if whole:
-        members.pop("__post_init__", None)
+        if "__post_init__" in members:
+            members["__post_init__"] = _check_nothing
     elif metaclass in (type, abc.ABCMeta, _Protocol) and "__new__" not in members:
         members["__new__"] = _new(where)
     made: type = types.new_class(short, bases, {"metaclass": metaclass}, lambda space: space.update(members))
@@ -335,11 +334,16 @@ def _unknown_default(name: str) -> Callable[[], Any]:
     return lambda: refuse(f"the default of {name} was requested")
 
 
+def _check_nothing(_: Any) -> None:
+    """In place of a ``__post_init__`` that only checks its arguments."""
+
+
 def _is_fields_alone(where: str, entry: Mapping[str, Any]) -> bool:
     """Whether instances of a dataclass only hold their fields."""
-    if where in _FIELDS_ALONE:
-        return True
-    if not _MAKES_MORE.isdisjoint(entry.get("functions", ())) or not all(entry["bases"]):
+    makes = _MAKES_MORE.intersection(entry.get("functions", ()))
+    if entry.get("checked"):
+        makes -= {"__post_init__"}
+    if makes or not all(entry["bases"]):
         return False
     for base in entry["bases"]:
         if base.startswith("cutlass"):
