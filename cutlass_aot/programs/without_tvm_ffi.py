@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import importlib
 import sys
 import threading
@@ -16,10 +17,12 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutlass_aot.errors import RequestError
-from cutlass_aot.programs.describe.values.objects import own_fields
+from cutlass_aot.programs.describe.values.description import Passed
+from cutlass_aot.programs.describe.values.dsl import adapters_of
+from cutlass_aot.programs.describe.values.objects import is_adapted, passed_field
 from cutlass_aot.runtime.launching.dlpack import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.schema.requests.request import Request
 
@@ -27,6 +30,10 @@ OPTION = "enable-tvm-ffi"
 """The DSL's option; a request has it only if it is off."""
 _CPU = 1
 """``kDLCPU`` of DLPack's header."""
+_NUMBERS = (bool, int, float, type(None))
+_AS_THEY_ARE = frozenset({*_NUMBERS, str})
+_COMPILED_IN = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+"""Of a dataclass's fields, or for an argument that is a class: TVM-FFI is passed None instead."""
 
 
 def is_without(request: Request) -> bool:
@@ -49,12 +56,22 @@ def compiling_with(request: Request, arguments: Sequence[Any], keywords: Mapping
     convert = converter._convert_single_arg
 
     def converted(argument: Any, name: str, annotation: Any, *others: Any, **named: Any) -> Any:
-        parts = parts_of(argument)
-        if parts is not None:
-            _check_parts(name, argument, parts)
-            # By the fields' annotations, and not by the parameter's, which may be a base class.
-            annotation = types.GenericAlias(tuple, tuple(part.annotation for part in parts))
-            return convert(tuple(part.value for part in parts), name, annotation, *others)
+        if named.get("is_constexpr") and not isinstance(argument, _NUMBERS):
+            return convert(None, name, annotation, *others)  # It is compiled in.
+        kind = type(argument)
+        if _fields(argument) is not None:
+            # By its own class: the annotation may be a base class, and have fewer fields.
+            fields = [
+                converted(
+                    getattr(argument, field.name),
+                    f"{name}.{field.name}",
+                    field.type,
+                    *others,
+                    is_constexpr=passed_field(kind, field) is Passed.CONSTANT,
+                )
+                for field in dataclasses.fields(argument)
+            ]
+            return converter.spec.TupleParam(name, fields)
         # With TVM-FFI, a bare typing.Tuple is read as a tuple of no elements; without, it is not read.
         bare = annotation is typing.Tuple  # noqa: UP006
         return convert(_as_passed(argument), name, tuple if bare else annotation, *others, **named)
@@ -100,7 +117,7 @@ class WithoutTvmFfi:
 
 
 def are_on_the_cpu(arguments: Iterable[Any]) -> bool:
-    """Whether arguments are tensors on the CPU and numbers, and there is a tensor among them.
+    """Whether there are tensors among arguments, all on the CPU, and only numbers, text and classes beside.
 
     Anything else, such as a pointer or a stream, may belong to a GPU.
     """
@@ -118,90 +135,54 @@ def are_on_the_cpu(arguments: Iterable[Any]) -> bool:
 
 def _passed(value: Any) -> Any:
     """An argument as TVM-FFI takes it."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     if _is_tensor(value):
         return value if _is_known_to_tvm_ffi(value) else _tvm_ffi_tensor(value)
     if isinstance(value, (tuple, list)):
         return tuple(map(_passed, value))
-    if isinstance(value, type):
-        return None  # It is compiled in.
-    parts = parts_of(value)
-    if parts is not None:
-        return tuple(_passed(part.value) for part in parts)
     if isinstance(value, sys.modules["cutlass.base_dsl.typing"].Numeric):
         return value.value
+    if isinstance(value, _COMPILED_IN):
+        return None
     if isinstance(value, sys.modules["cutlass.cute.typing"].Pointer) and not hasattr(
         value, "__tvm_ffi_opaque_ptr__"
     ):
         # A program's own class of pointers, which gives the DSL the place where the address is stored.
         return ctypes.c_void_p.from_address(value.__c_pointers__()[0])
-    return value
+    fields = _fields(value)
+    # A text in a dataclass is compiled in.
+    return value if fields is None else tuple(None if type(x) is str else _passed(x) for x in fields)
 
 
-class Part(NamedTuple):
-    """A field of an object, which is passed at each call."""
+def check_passed(values: Iterable[Any]) -> None:
+    """Refuse arguments that the DSL does not pass as they are, or field by field.
 
-    annotation: Any
-    value: Any
+    What takes itself apart (the DSL's protocol ``JitArgument``), or is made something else by an adapter that
+    a program registered, may pass any values in any order, which only the DSL can ask for at a call.
 
-
-def parts_of(value: Any) -> list[Part] | None:
-    """The fields of an object that are passed, in their order, if the DSL takes it apart; else None.
-
-    The DSL takes dataclasses apart, and objects that do so themselves (its protocol ``JitArgument``), of
-    which Python's own numbers are compiled in.
+    Raises:
+        RequestError: if there is one among ``values``, which are passed at each call.
     """
-    kind = type(value)
-    does_itself = all(hasattr(kind, name) for name in ("__c_pointers__", "__new_from_mlir_values__"))
-    if isinstance(value, type) or kind.__module__.partition(".")[0] == "cutlass" or _is_tensor(value):
+    pointer = sys.modules["cutlass.cute.typing"].Pointer
+    for value in _leaves(values):
+        kind = type(value)
+        if kind.__module__.partition(".")[0] == "cutlass" or isinstance(value, (type, pointer)):
+            continue
+        does_itself = hasattr(kind, "__new_from_mlir_values__")
+        if does_itself or (dataclasses.is_dataclass(kind) and any(adapters_of(kind))):
+            how = "takes itself apart" if does_itself else "has an adapter"
+            raise RequestError(
+                f"a {kind.__qualname__} {how}, so that only the DSL knows what it passes: "
+                "compile with TVM-FFI (--enable-tvm-ffi)"
+            )
+
+
+def _fields(value: Any) -> list[Any] | None:
+    """The fields of a dataclass that the DSL takes apart; None for other values."""
+    if isinstance(value, type) or not is_adapted(value, Passed.DYNAMIC) or any(adapters_of(type(value))):
         return None
-    if dataclasses.is_dataclass(value):
-        annotations = {field.name: field.type for field in dataclasses.fields(value)}
-        fields = {name: getattr(value, name) for name in annotations}
-    elif does_itself and not isinstance(value, sys.modules["cutlass.cute.typing"].Pointer):
-        fields, annotations = own_fields(value), {}
-    else:
-        return None
-    constexpr = sys.modules["cutlass"].Constexpr
-    return [
-        Part(None if does_itself or isinstance(annotation, str) else annotation, item)
-        for name, item in fields.items()
-        for annotation in [annotations.get(name)]
-        if typing.get_origin(annotation) is not constexpr and annotation is not constexpr
-        if _is_passed(item, numbers=not does_itself)
-    ]
-
-
-def _is_passed(value: Any, *, numbers: bool) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(_is_passed(item, numbers=numbers) for item in value)
-    known = (sys.modules["cutlass.base_dsl.typing"].Numeric, sys.modules["cutlass.cute.typing"].Pointer)
-    return (
-        (numbers and isinstance(value, (int, float)))
-        or _is_tensor(value)
-        or isinstance(value, known)
-        or type(value).__name__ == "CUstream"
-        or hasattr(type(value), "__dlpack__")
-        or parts_of(value) is not None
-    )
-
-
-def _check_parts(name: str, value: Any, parts: Sequence[Part]) -> None:
-    """Check that the DSL passes an object's fields, in their order, and not what an adapter makes of it."""
-    registry = sys.modules["cutlass.base_dsl.runtime.jit_arg_adapters"].JitArgAdapterRegistry
-    adapter = registry.get_registered_adapter(value)
-    if adapter is not None and adapter.__module__.partition(".")[0] != "cutlass":
-        raise RequestError(
-            f"argument {name!r}: a {type(value).__qualname__} is passed as the program's adapter makes it, "
-            "which a bundle does not know: compile with TVM-FFI (--enable-tvm-ffi)"
-        )
-    get_types = sys.modules["cutlass.base_dsl.typing"].get_mlir_types
-    if hasattr(value, "__get_mlir_types__") and (
-        [str(kind) for kind in get_types(value)]
-        != [str(kind) for part in parts for kind in get_types(_as_passed(part.value))]
-    ):
-        raise RequestError(
-            f"argument {name!r}: a {type(value).__qualname__} passes other values than its fields in order"
-        )
+    return [getattr(value, field.name) for field in dataclasses.fields(value)]
 
 
 def _as_passed(value: Any) -> Any:
@@ -230,15 +211,13 @@ def _is_known_to_tvm_ffi(tensor: Any) -> bool:
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Values, those of nested tuples, lists and objects that are taken apart in their places."""
+    """Values, those of nested tuples, lists and dataclasses in their places."""
     for value in values:
-        parts = parts_of(value)
-        if parts is not None:
-            yield from _leaves(part.value for part in parts)
-        elif isinstance(value, (tuple, list)):
-            yield from _leaves(value)
-        else:
+        items = value if isinstance(value, (tuple, list)) else _fields(value)
+        if items is None:
             yield value
+        else:
+            yield from _leaves(items)
 
 
 class _View:

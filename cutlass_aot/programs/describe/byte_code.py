@@ -49,11 +49,14 @@ def imported_by(code: types.CodeType) -> frozenset[tuple[int, str]]:
 
 
 def returns_a_value(code: types.CodeType) -> bool:
-    """Whether code may return anything but None."""
+    """Whether code has a ``return`` of anything but None as a constant."""
     before = None
     for item in dis.get_instructions(code):
-        is_none = item.argval is None and (item.opname == "RETURN_CONST" or before == ("LOAD_CONST", None))
-        if item.opname in ("RETURN_VALUE", "RETURN_CONST") and not is_none:
+        # What jumps to it returns something else than the instruction before it.
+        constant = item.opname == "RETURN_CONST" or (
+            before == ("LOAD_CONST", None) and not item.is_jump_target
+        )
+        if item.opname in ("RETURN_VALUE", "RETURN_CONST") and not (constant and item.argval is None):
             return True
         before = (item.opname, item.argval)
     return False

@@ -94,7 +94,11 @@ def passed_at_each_call(
     arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Of the arguments of ``cute.compile`` that came with a callable, those that its function takes."""
-    call = call_of(arguments, keywords)
+    return passed_values(call_of(arguments, keywords))
+
+
+def passed_values(call: Call) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call that are not annotated as ``Constexpr``, in order and by name."""
     parameters = _parameters(call.function)
     own = parameters.positional[call.bound :]
     constant = {parameter.name for parameter in parameters.by_name.values() if parameter.constant}

@@ -202,13 +202,13 @@ def script_source(thing: Any) -> str:
 
 def first_line(thing: Any) -> int:
     """The first line of a function, even if a trace has replaced its code; 0 for a class."""
-    code = original_code(thing)
-    return code.co_firstlineno if code is not None else 0
+    return original_code(thing).co_firstlineno if hasattr(thing, "__code__") else 0
 
 
-def original_code(thing: Any) -> types.CodeType | None:
-    """The code of a function, even if a trace has replaced it; None for a class."""
-    return getattr(thing, "_original_code", None) or getattr(thing, "__code__", None)
+def original_code(function: Any) -> types.CodeType:
+    """The code of a function, even if a trace has replaced it."""
+    found: types.CodeType = getattr(function, "_original_code", None) or function.__code__
+    return found
 
 
 @functools.lru_cache(maxsize=64)

@@ -40,6 +40,7 @@ from cutlass_aot.programs.describe.definitions import (
 from cutlass_aot.programs.describe.distributions import deciding_origin_of
 from cutlass_aot.programs.describe.module_values import ModuleValues
 from cutlass_aot.programs.describe.value_kinds import is_pythons_own
+from cutlass_aot.programs.describe.values.dsl import adapters_of
 from cutlass_aot.programs.describe.values.functions import NO_ATTRIBUTES
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*")
@@ -175,7 +176,7 @@ class _Follower:
                 self._values.note_code(slot)
             elif not is_pythons_own(name, member):
                 self._values.note_value(slot)
-        for scope, adapter in _adapters_of(kind):
+        for scope, adapter in adapters_of(kind):
             self._reach(adapter)
             self._notes.bind(qualified_name(kind), ["adapter", scope, qualified_name(adapter)])
 
@@ -287,19 +288,3 @@ def _is_of_enum(name: str, member: Any) -> bool:
     if isinstance(member, enum.Enum):
         return True
     return name.startswith("_") and not (isinstance(member, types.FunctionType) and is_own(member))
-
-
-def _adapters_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """What the DSL makes of an argument of this class: the adapters that a program registered, by scope."""
-    registry = sys.modules["cutlass.base_dsl.runtime.jit_arg_adapters"].JitArgAdapterRegistry
-    for scope, known in {
-        "": registry.jit_arg_adapter_registry,
-        **registry.scoped_jit_arg_adapter_registries,
-    }.items():
-        if kind in known:
-            yield scope, known[kind]
-    for base in kind.__mro__:
-        lazily = registry.lazy_jit_arg_adapter_registry.get(f"{base.__module__}.{base.__qualname__}")
-        if lazily is not None and kind not in registry.jit_arg_adapter_registry:
-            yield "", lazily
-            return

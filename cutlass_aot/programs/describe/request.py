@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.describe.byte_code import returns_a_value
-from cutlass_aot.programs.describe.call import Call, call_of, described_arguments
+from cutlass_aot.programs.describe.call import Call, call_of, described_arguments, passed_values
 from cutlass_aot.programs.describe.code_slice import CodeSlice, Outdated
 from cutlass_aot.programs.describe.definitions import original_code, qualified_name
 from cutlass_aot.programs.describe.distributions import DSL, dsl_fingerprint, joined
@@ -16,6 +16,8 @@ from cutlass_aot.programs.describe.follow_code import slice_of
 from cutlass_aot.programs.describe.options import options_of
 from cutlass_aot.programs.describe.patches import patches
 from cutlass_aot.programs.describe.values.describer import Describer
+from cutlass_aot.programs.without_tvm_ffi import OPTION as WITH_TVM_FFI
+from cutlass_aot.programs.without_tvm_ffi import check_passed
 from cutlass_aot.schema.requests.request import MAX_REQUEST_BYTES, Request, Value
 
 
@@ -47,8 +49,7 @@ def request_of(
     """
     try:
         call = call_of(arguments, keywords)
-        code = original_code(call.function)
-        if direct and code is not None and returns_a_value(code):
+        if direct and returns_a_value(original_code(call.function)):
             raise RequestError(
                 f"{call.name}: it returns a value, which only tracing it gives: compile it with cute.compile"
             )
@@ -65,6 +66,12 @@ def request_of(
 
 def _request_of(compiler: Any, call: Call, surroundings: Surroundings) -> Request:
     options, target = options_of(compiler, call)
+    if options.get(WITH_TVM_FFI) is False:
+        passed, named = passed_values(call)
+        try:
+            check_passed([*passed, *named.values()])
+        except RequestError as error:
+            raise RequestError(f"{call.name}: {error}") from None
     described = _described(call)
     device = surroundings.device(target)
     given = surroundings.given(target, device)

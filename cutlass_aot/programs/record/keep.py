@@ -89,11 +89,10 @@ class Keeper:
         return as_requested(request, compiled.function)
 
     def _refuse_request(self, request: Request, error: Exception) -> None:
-        # The program may make it often: a direct call is a request each time.
-        from cutlass_aot.generators.compile_errors import (
-            explain,
-        )  # A server keeps nothing, and need not have it.
+        # Here, since a server that keeps nothing need not have it.
+        from cutlass_aot.generators.compile_errors import explain
 
+        # The program may make it often: a direct call is a request each time.
         self._refused.add(request.digest)
         own = isinstance(error, CutlassAotError)
         self.refuse(f"{request.callable}: {error if own else explain(error)}")

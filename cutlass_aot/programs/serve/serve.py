@@ -193,9 +193,11 @@ class Server:
         held = {digest for bundle in self.bundles for digest in bundle.requests.digests()}
         return self._ledger.with_unused(held)
 
-    def request(self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Request:
-        """The request that a call of ``cute.compile`` makes; :class:`RequestError` if it makes none."""
-        return request_of(compiler, arguments, keywords, self._surroundings)
+    def request(
+        self, compiler: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], *, direct: bool = False
+    ) -> Request:
+        """The request of a call of ``cute.compile``, or of a direct call; RequestError if it makes none."""
+        return request_of(compiler, arguments, keywords, self._surroundings, direct=direct)
 
     def find(self, request: Request) -> Any | None:
         """The prebuilt function for a request, called as the compiled one is; None if no bundle has it."""
@@ -214,7 +216,7 @@ class Server:
     ) -> Any:
         start = time.perf_counter()
         try:
-            request = request_of(compiler, arguments, keywords, self._surroundings, direct=compile.direct)
+            request = self.request(compiler, arguments, keywords, direct=compile.direct)
         except RequestError as error:
             return self._missed(None, error, arguments, keywords, compile)
         found = self._found(request)

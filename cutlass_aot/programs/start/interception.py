@@ -44,7 +44,7 @@ class Interception:
 
     So do direct calls of ``@cute.jit`` functions, which the DSL compiles when they are called: each is a call
     of ``cute.compile`` with the same arguments, whose result is called at once. Those whose arguments are
-    numbers and tensors on the CPU go to the DSL: they launch no kernel.
+    numbers and tensors on the CPU go to the DSL: they are taken to launch no kernel.
 
     Nested calls, which are part of a compilation, and those by which the DSL's ``HardwareInfo`` asks the
     driver, still go to the compiler. The DSL is not imported for it.
@@ -118,7 +118,7 @@ class Interception:
             try:
                 passed, named = passed_at_each_call(given, keywords)
             except RequestError:
-                passed, named = (), {}  # It makes no request, and what was given takes any arguments.
+                passed, named = given[1:], keywords  # It makes no request: what is given takes any arguments.
             with self._compiling():
                 if are_on_the_cpu((*passed, *named.values())):
                     return run()

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -127,6 +128,15 @@ def answers() -> Iterator[Answers]:
 KERNEL = Kernel()
 
 
+@dataclass
+class Place:
+    at: Any
+
+
+class Row(NamedTuple):
+    at: Any
+
+
 @pytest.mark.parametrize(
     ("call", "passed", "named"),
     [
@@ -179,7 +189,7 @@ def test_what_is_left_to_the_dsl_is_what_the_dsl_returns(answers, capfd):
     answers.leave = True
     assert early(3) is None
     assert capfd.readouterr().out == "3\n"
-    assert twice(3) is not None
+    assert isinstance(twice(3), cutlass.Int32)
     assert [arguments for _, arguments, _, _ in answers.made] == [
         (early.__wrapped__, 3),
         (twice.__wrapped__, 3),
@@ -210,6 +220,7 @@ def test_afterwards_everything_goes_to_the_dsl_again(capfd):
     [
         ((), True), ((1, 2.0, True, "text", None, cutlass.Float32, cutlass.Int32(3), (1, (2,)), [3]), True),
         ((POINTER,), False), ((object(),), False), (({"values": 1},), False), (((POINTER,),), False),
+        ((Place(POINTER),), False), ((Place(2),), True), ((Row(POINTER),), False), ((Row(2),), True),
     ],
 )  # fmt: skip
 def test_only_numbers_may_be_beside_a_tensor_on_the_cpu(others, expected):

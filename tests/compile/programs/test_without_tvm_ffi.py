@@ -7,7 +7,7 @@ import os
 import typing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -238,51 +238,25 @@ def test_a_function_with_tvm_ffi_is_answered_as_it_is():
     assert as_requested(SimpleNamespace(options={}), function) is function
 
 
-@dataclass
-class Apart:
-    """Takes itself apart, in the order of ``passed``."""
-
-    def passed(self) -> list[str]:
-        return [item.name for item in fields(self) if hasattr(getattr(self, item.name), "__c_pointers__")]
-
-    def __c_pointers__(self) -> list[int]:
-        return [pointer for name in self.passed() for pointer in getattr(self, name).__c_pointers__()]
-
-    def __get_mlir_types__(self) -> list[Any]:
-        return [kind for name in self.passed() for kind in getattr(self, name).__get_mlir_types__()]
-
-    def __new_from_mlir_values__(self, values: list[Any]) -> Any:
-        made = {item.name: getattr(self, item.name) for item in fields(self)}
-        for name, value in zip(self.passed(), values, strict=True):
-            made[name] = cutlass.new_from_mlir_values(made[name], [value])
-        return type(self)(**made)
-
-
 def half(value: Any) -> Any:
     return value * 0.5
 
 
 @dataclass
-class Scaled(Apart):
+class Values:
     values: cute.Tensor
-    factor: cutlass.Float32
-    change: cutlass.Constexpr[Callable[[Any], Any]] = half
-    count: int = 7
-    other: cute.Tensor | None = None
 
 
 @dataclass
-class Backwards(Scaled):
-    """Passes its fields in another order."""
-
-    def passed(self) -> list[str]:
-        return super().passed()[::-1]
+class Scaled(Values):
+    factor: cutlass.Float32
+    change: cutlass.Constexpr[Callable[[Any], Any]] = half
+    count: cutlass.Constexpr[int] = 7
+    other: cute.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The DSL takes it apart."""
-
     large: cutlass.Int64
     small: int
     name: cutlass.Constexpr[str] = "numbers"
@@ -294,46 +268,86 @@ class Both:
     scale: float
 
 
+class Pair(typing.NamedTuple):
+    first: cutlass.Float32
+    second: cutlass.Float32
+
+
+@dataclass(frozen=True)
+class Mode:
+    level: cutlass.Constexpr[int] = 2
+    exact: cutlass.Constexpr[bool] = False
+
+
+MODE = Mode()
+
+
 @cute.jit
-def of_objects(scaled: Apart, both: Both, pair: tuple[cutlass.Float32, Numbers]) -> None:
+def of_dataclasses(
+    scaled: Values, both: Both, mixed: tuple[cutlass.Float32, Numbers], pair: Pair, mode: Mode = MODE
+) -> None:
     values = scaled.values
     values[0] = scaled.change(values[0] * scaled.factor) + scaled.count
-    values[1] = both.scale * cutlass.Float32(both.numbers.small) + pair[0]
-    values[2] = cutlass.Float32(both.numbers.large - pair[1].large)
+    values[1] = both.scale * cutlass.Float32(both.numbers.small) + mixed[0]
+    values[2] = cutlass.Float32(both.numbers.large - mixed[1].large)
+    values[3] = pair.first - 2 * pair.second + mode.level
 
 
-def test_objects_are_passed_field_by_field():
-    """Functions in them are compiled in, and so are Python's numbers in those that take themselves apart."""
+def test_dataclasses_are_passed_field_by_field():
+    """Functions and texts in them are compiled in, and so are numbers that are annotated so."""
 
     def arguments(values: torch.Tensor, factor: float, base: int) -> tuple[Any, ...]:
         both = Both(Numbers(cutlass.Int64(base + 3), 4), 0.5)
-        pair = cutlass.Float32(0.25), Numbers(cutlass.Int64(base), 0)
-        return Scaled(from_dlpack(values), cutlass.Float32(factor)), both, pair
+        mixed = cutlass.Float32(0.25), Numbers(cutlass.Int64(base), 0)
+        pair = Pair(cutlass.Float32(10.0 + base % 2), cutlass.Float32(3.0))
+        return Scaled(from_dlpack(values), cutlass.Float32(factor)), both, mixed, pair
 
-    first = arguments(torch.zeros(3), 2.0, 1)
-    request = requested(cute.compile, of_objects, *first)
-    compiled = compile_watched(
-        request, partial(cute.compile, of_objects, *first), (of_objects, *first), {}, {}
-    )
-    function = as_requested(request, compiled.function)
-    values = torch.tensor([4.0, 0.0, 0.0])
-    function(*arguments(values, 3.0, 2**40))
-    assert values.tolist() == [4 * 3 * 0.5 + 7, 0.5 * 4 + 0.25, 3.0]
+    first = arguments(torch.zeros(4), 2.0, 1)
+    given = (of_dataclasses, *first)
+    request = requested(cute.compile, *given)
+    compiled = compile_watched(request, partial(cute.compile, *given), given, {}, {})
+    values, by_the_dsl = torch.tensor([[4.0, 0, 0, 0], [4.0, 0, 0, 0]])
+    as_requested(request, compiled.function)(*arguments(values, 3.0, 2**40))
+    assert values.tolist() == [4 * 3 * 0.5 + 7, 0.5 * 4 + 0.25, 3.0, 10 - 6 + 2]
+    # With arguments of its own: a trace leaves its values in dataclasses that it was given.
+    own = cute.compile(of_dataclasses, *arguments(torch.zeros(4), 2.0, 1))
+    own(*arguments(by_the_dsl, 3.0, 2**40))
+    assert values.tolist() == by_the_dsl.tolist()
+
+
+@dataclass
+class Apart:
+    """Takes itself apart, in an order of its own, as the DSL's protocol allows."""
+
+    values: cute.Tensor
+    factor: cutlass.Float32
+
+    def __c_pointers__(self) -> list[int]:
+        return [*self.factor.__c_pointers__(), *self.values.__c_pointers__()]
+
+    def __get_mlir_types__(self) -> list[Any]:
+        return [*self.factor.__get_mlir_types__(), *self.values.__get_mlir_types__()]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> Any:
+        made = (cutlass.new_from_mlir_values(self.factor, values[:1]),)
+        return Apart(cutlass.new_from_mlir_values(self.values, values[1:]), *made)
 
 
 @cute.jit
-def of_one(scaled: Apart) -> None:
+def of_one(scaled) -> None:  # type: ignore[no-untyped-def]
     scaled.values[0] = scaled.values[0] * scaled.factor
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_an_object_that_passes_other_values_is_refused(adapted, monkeypatch):
-    kind = Scaled if adapted else Backwards
-    if adapted:
-        known = JitArgAdapterRegistry.jit_arg_adapter_registry
-        monkeypatch.setitem(known, Scaled, lambda given: Backwards(**vars(given)))
-    given = of_one, kind(tensor(1, 2), cutlass.Float32(3))
-    request = requested(cute.compile, *given)
-    words = "the program's adapter" if adapted else "passes other values than its fields in order"
-    with pytest.raises(RequestError, match=f"argument 'scaled': a {kind.__name__} .*{words}"):
-        compile_watched(request, partial(cute.compile, *given), given, {}, {})
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_takes_itself_apart_makes_no_request(inside):
+    given: Any = Apart(tensor(1, 2), cutlass.Float32(3))
+    with pytest.raises(RequestError, match="of_one: a Apart takes itself apart, so that only the DSL knows"):
+        requested(cute.compile, of_one, (given,) if inside else given)
+    assert not is_without(requested(cute.compile[cute.EnableTVMFFI(True)], of_one, given))
+
+
+def test_what_a_programs_adapter_makes_is_no_request(monkeypatch):
+    known = JitArgAdapterRegistry.jit_arg_adapter_registry
+    monkeypatch.setitem(known, Numbers, lambda given: cutlass.Int32(given.small * 2))
+    with pytest.raises(RequestError, match="of_one: a Numbers has an adapter, so that only the DSL knows"):
+        requested(cute.compile, of_one, Numbers(cutlass.Int64(1), 2))

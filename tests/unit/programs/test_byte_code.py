@@ -39,6 +39,18 @@ def one_of_two(x):
     return None
 
 
+def perhaps(x):
+    return x if x else None
+
+
+def either(x):
+    return x or None
+
+
+def both(x):
+    return x and None
+
+
 def inside(x):
     def inner():
         return x
@@ -51,6 +63,7 @@ def inside(x):
     [
         (nothing, False), (leaves_early, False), (inside, False),
         (a_number, True), (an_expression, True), (one_of_two, True), (lambda: 0, True),
+        (perhaps, True), (either, True), (both, True),
     ],
 )  # fmt: skip
 def test_whether_code_returns_a_value(function, expected):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cutlass_aot.errors import RequestError
@@ -64,6 +64,22 @@ def changed_options(options: Any) -> dict[str, Value]:
             own[name] = option.value if type(option.value) in (bool, int, float, str) else str(option.value)
     selectors = sorted(getattr(options, "_debug_selectors", ()))
     return own | ({"debug": selectors} if selectors else {})
+
+
+def adapters_of(kind: type) -> Iterator[tuple[str, Any]]:
+    """What the DSL makes of an argument of this class: the adapters that a program registered, by scope."""
+    registry = sys.modules["cutlass.base_dsl.runtime.jit_arg_adapters"].JitArgAdapterRegistry
+    for scope, known in {
+        "": registry.jit_arg_adapter_registry,
+        **registry.scoped_jit_arg_adapter_registries,
+    }.items():
+        if kind in known:
+            yield scope, known[kind]
+    for base in kind.__mro__:
+        lazily = registry.lazy_jit_arg_adapter_registry.get(f"{base.__module__}.{base.__qualname__}")
+        if lazily is not None and kind not in registry.jit_arg_adapter_registry:
+            yield "", lazily
+            return
 
 
 def _subclasses(kind: type) -> list[type]:

@@ -51,14 +51,15 @@ def adapted(description: Description, value: Any, passed: Passed) -> Value:
     kind = type(value)
     description.enter(value)
     fields = {
-        field.name: description.at(f".{field.name}", getattr(value, field.name), _passed(kind, field))
+        field.name: description.at(f".{field.name}", getattr(value, field.name), passed_field(kind, field))
         for field in dataclasses.fields(value)
     }
     description.leave(value)
     return {"object": class_name(description, kind), "fields": fields}
 
 
-def _passed(kind: type, field: dataclasses.Field[Any]) -> Passed:
+def passed_field(kind: type, field: dataclasses.Field[Any]) -> Passed:
+    """Whether a field of a dataclass that the DSL takes apart is compiled in."""
     annotation = field.type
     if isinstance(annotation, str) and "Constexpr" not in annotation:
         # It may be imported by another name. An annotation that cannot be evaluated counts as Constexpr.
