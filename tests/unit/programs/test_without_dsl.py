@@ -63,7 +63,7 @@ def raised(printed):
     [
         ("cute.make_layout((4, 8))", "cutlass.cute.core.make_layout was called"),
         ("cute.size((4, 8))", "cutlass.cute.size was called"),
-        ("cute.nvgpu.cpasync.CopyBulkTensorTileG2SOp()", "CopyBulkTensorTileG2SOp was called"),
+        ("cute.nvgpu.cpasync.CopyReduceBulkTensorTileS2GOp()", "CopyReduceBulkTensorTileS2GOp was called"),
         ("bool(cute.size)", "cutlass.cute.size was used (bool)"),
         ("list(cute.size)", "cutlass.cute.size was used (iter)"),
         ("cute.size + 1", "cutlass.cute.size was used (add)"),
