@@ -113,7 +113,7 @@ def test_a_failure_that_may_not_come_again_is_machine_failure(outcome, does, mac
 
 
 def test_what_is_no_object_is_refused_by_the_audit(outcome):
-    assert outcome[1]["foreign"].reason.startswith(("NoGpuCode", "CorruptFile"))
+    assert outcome[1]["foreign"].reason.startswith(("ArtifactError", "CorruptFile"))
 
 
 @pytest.mark.parametrize("does", ["crash", "exit", "hang", "raise", "foreign"])
