@@ -171,9 +171,9 @@ def check_passed(values: Iterable[Any]) -> None:
             continue
         does_itself = hasattr(kind, "__new_from_mlir_values__")
         if does_itself or (dataclasses.is_dataclass(kind) and any(adapters_of(kind))):
-            how = "takes itself apart" if does_itself else "has an adapter"
+            how = "implements the DSL's JitArgument" if does_itself else "has an argument adapter"
             raise RequestError(
-                f"a {kind.__qualname__} {how}, so that only the DSL knows what it passes: "
+                f"{kind.__qualname__} {how}, so that only the DSL knows what is passed of it: "
                 "compile with TVM-FFI (--enable-tvm-ffi)"
             )
 

@@ -341,7 +341,9 @@ def of_one(scaled) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("inside", [False, True])
 def test_what_takes_itself_apart_makes_no_request(inside):
     given: Any = Apart(tensor(1, 2), cutlass.Float32(3))
-    with pytest.raises(RequestError, match="of_one: a Apart takes itself apart, so that only the DSL knows"):
+    with pytest.raises(
+        RequestError, match="of_one: Apart implements the DSL's JitArgument, so that only the DSL knows"
+    ):
         requested(cute.compile, of_one, (given,) if inside else given)
     assert not is_without(requested(cute.compile[cute.EnableTVMFFI(True)], of_one, given))
 
@@ -349,5 +351,7 @@ def test_what_takes_itself_apart_makes_no_request(inside):
 def test_what_a_programs_adapter_makes_is_no_request(monkeypatch):
     known = JitArgAdapterRegistry.jit_arg_adapter_registry
     monkeypatch.setitem(known, Numbers, lambda given: cutlass.Int32(given.small * 2))
-    with pytest.raises(RequestError, match="of_one: a Numbers has an adapter, so that only the DSL knows"):
+    with pytest.raises(
+        RequestError, match="of_one: Numbers has an argument adapter, so that only the DSL knows"
+    ):
         requested(cute.compile, of_one, Numbers(cutlass.Int64(1), 2))
