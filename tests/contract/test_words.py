@@ -52,7 +52,6 @@ NAMES = {
 ALLOWED = (
     "cutlass_aot/programs/without_dsl/compiler.py",
     "docs/internals/decisions/0015-one-bundle-one-directory.md",
-    "docs/internals/layout.md",
     "tests/contract/test_words.py",
 )
 """Files in which a word of the left column stands for something else, or is spoken of."""

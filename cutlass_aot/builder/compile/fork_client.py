@@ -39,7 +39,7 @@ SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
 }
 """Further environment variables of workers. None of them changes an object:
-tools/bench/profile_build.py --digests compares."""
+`python -m tools.bench.profile_build --part digests` compares."""
 
 
 _DSLS = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
