@@ -181,7 +181,7 @@ def part_unseen(arguments: argparse.Namespace) -> Result:
 
 
 def part_catalog(arguments: argparse.Namespace) -> Result:
-    """Host time of looking a kernel up in a large catalog, and of each step of it."""
+    """Host time of looking a kernel up in a large catalog."""
     from tools.bench.look_up import measured
 
     return measured(arguments.synthetic, arguments.repeat)

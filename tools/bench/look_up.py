@@ -1,9 +1,8 @@
-"""Where the time of a look-up in a large catalog goes, as ``bundle.gemm`` makes it before a launch.
+"""Time of a look-up in a large catalog, as ``bundle.gemm`` makes it before a launch.
 
-    python -m tools.bench.look_up DIR [--repeat ROUNDS] [-o FILE]
-
-DIR is what tools/bench/synthetic_bundle.py wrote with the launcher of a real bundle. Operands are torch
-tensors on GPU 0. Where there is no GPU they are descriptions, and what a driver says of an H100 is pretended.
+It is the part ``catalog`` of tools/bench/gpu.py, on a bundle that tools/bench/synthetic_bundle.py wrote with
+the launcher of a real one. Operands are torch tensors on GPU 0. Where there is no GPU they are descriptions,
+and what a driver says of an H100 is pretended.
 
 In every group of the GPU's target kernels are looked up for two problems: at the first the group was not
 read, at the second it was. Each round opens the bundle anew, with files that the operating system has in
@@ -13,23 +12,19 @@ in a row: one look-up follows the other, so that the processor's caches have the
 after other work: before each, more memory is read than those caches hold, as a program leaves them that has
     done something else. Such a look-up waits for memory most of the time.
 
-Rounds of both kinds are repeated with a clock at every step. A step's time is without that of other steps
-within it; the clocks themselves add to it. All figures are medians over groups and rounds, without the first
-group of each round, which pays for what is set up once for a bundle. Two figures of the machine stand beside
-them, and how often the thread lost its processor, so that a slow machine is not taken for a slow look-up.
+All figures are medians over groups and rounds, without the first group of each round, which pays for what is
+set up once for a bundle. Two figures of the machine stand beside them, and how often the thread lost its
+processor, so that a slow machine is not taken for a slow look-up.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import os
 import resource
 import statistics
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -38,15 +33,13 @@ from unittest.mock import patch
 
 import cutlass_aot
 from cutlass_aot.errors import DeviceError
-from cutlass_aot.runtime.files import verified_read
 from cutlass_aot.runtime.machine import cuda_driver
-from cutlass_aot.runtime.opened import finder, group, native_choice
-from cutlass_aot.runtime.selection import match, tiers
+from cutlass_aot.runtime.opened import finder
 from cutlass_aot.runtime.selection.query import Computation
-from cutlass_aot.schema.bundles.catalog import GroupEntry, Groups
+from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.kernels.operands import OperandDescription
 from cutlass_aot.schema.tuning.costs import typical_machine
-from tools.bench.command import Result, Row, Table, parser, run
+from tools.bench.command import Result, Row
 from tools.bench.process import timed
 
 PROBLEMS = ((4096, 1024, 2048), (256, 8192, 512))
@@ -59,55 +52,12 @@ GOAL = 200e-6
 PRETENDED = (9, 0)
 """Compute capability where there is no GPU."""
 
-STEPS: Sequence[tuple[str, Any, str]] = (
-    ("describe operands", finder.Finder, "prepare"),
-    ("decode the catalog's entry", Groups, "_decoded"),
-    ("judge groups", match, "serving"),
-    ("open and read the index", verified_read, "read_bounded"),
-    ("verify it", verified_read, "digest"),
-    ("decode it", group, "group_from_bytes"),
-    ("pass kernels to native code", native_choice, "make"),
-    ("choose", tiers, "prefer"),
-)
-"""The name of each step and the function that takes it, where its callers find it."""
-
-REST = "all else"
 _DTYPES = ("f16", "bf16", "f32")
 # Written, or it would be one page of zeros.
 _OTHER_WORK = b"\1" * (1 << 26)
 
 Operands = Sequence[Sequence[Any]]
 """The operands of each of :data:`PROBLEMS`."""
-
-
-class StepClock:
-    """Measures the steps of a look-up: ``seconds`` of each, without other steps within it."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._within = 0.0
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Within: the steps are measured."""
-        with contextlib.ExitStack() as stack:
-            for name, owner, attribute in STEPS:
-                function = self._measured(name, getattr(owner, attribute))
-                stack.enter_context(patch.object(owner, attribute, function))
-            yield
-
-    def _measured(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def measured(*arguments: Any, **named: Any) -> Any:
-            before, self._within = self._within, 0.0
-            start = time.perf_counter()
-            try:
-                return function(*arguments, **named)
-            finally:
-                took = time.perf_counter() - start
-                self.seconds[name] += took - self._within
-                self._within = before + took
-
-        return measured
 
 
 @contextlib.contextmanager
@@ -154,49 +104,23 @@ def operands_of(entry: GroupEntry, memory: Mapping[str, Any]) -> Operands:
     return made
 
 
-class Times:
-    """Times of look-ups of one kind of rounds, with groups of one state.
-
-    Attributes:
-        whole: seconds of each look-up.
-        steps: seconds of the steps of each look-up that was measured so.
-    """
-
-    def __init__(self) -> None:
-        self.whole: list[float] = []
-        self.steps: list[dict[str, float]] = []
-
-    def numbers(self) -> dict[str, float]:
-        """Medians, in seconds."""
-        names = [*(name for name, _, _ in STEPS), REST]
-        steps = {name: statistics.median(own.get(name, 0.0) for own in self.steps) for name in names}
-        return {"whole": statistics.median(self.whole), **steps}
-
-
 def one_round(
-    path: Path, operands: Sequence[Operands], kind: str, times: Mapping[str, Times], clock: StepClock | None
+    path: Path, operands: Sequence[Operands], kind: str, seconds: Mapping[str, list[float]]
 ) -> None:
-    """Open the bundle and look kernels up in each group; with ``clock`` step by step."""
+    """Open the bundle and look kernels up in each group."""
     # Of the finder alone: the bundle's kernels are stand-ins, which cannot be launched.
     opened, computation = finder.Finder(cutlass_aot.open(path).directory), Computation("gemm")
 
     def look_up(given: Sequence[Any]) -> Any:
         return opened.best(opened.prepare(computation, given))
 
-    with clock.running() if clock else contextlib.nullcontext():
-        for place, problems in enumerate(operands):
-            for state, given in zip(STATES, problems, strict=True):
-                if kind != IN_A_ROW:
-                    _OTHER_WORK.count(0)
-                seconds, _ = timed(partial(look_up, given))
-                if clock:
-                    steps = dict(clock.seconds)
-                    clock.seconds.clear()
-                    steps[REST] = seconds - sum(steps.values())
-                    if place:
-                        times[state].steps.append(steps)
-                elif place:
-                    times[state].whole.append(seconds)
+    for place, problems in enumerate(operands):
+        for state, given in zip(STATES, problems, strict=True):
+            if kind != IN_A_ROW:
+                _OTHER_WORK.count(0)
+            took, _ = timed(partial(look_up, given))
+            if place:
+                seconds[state].append(took)
 
 
 def of_machine(path: Path) -> dict[str, float]:
@@ -236,30 +160,30 @@ def measured(path: Path, rounds: int) -> Result:
         bundle = cutlass_aot.open(path)
         groups = measured_groups(bundle, capability)
         if len(groups) < 2:
-            raise SystemExit(f"tools.bench.look_up: {path} has no groups for compute capability {capability}")
+            raise SystemExit(f"{path} has no groups for compute capability {capability}")
         operands = [operands_of(entry, memory) for entry in groups]
         machine = of_machine(path / groups[0].child.path)
-        times = {kind: {state: Times() for state in STATES} for kind in KINDS}
+        times: dict[str, dict[str, list[float]]] = {kind: {state: [] for state in STATES} for kind in KINDS}
         before = resource.getrusage(resource.RUSAGE_THREAD)
         gc.collect()
         gc.disable()
         try:
             # The first round of all imports what is imported when it is first needed.
-            one_round(path, operands, IN_A_ROW, {state: Times() for state in STATES}, None)
-            for _turn, kind, clock in product(range(rounds), KINDS, (None, StepClock())):
-                one_round(path, operands, kind, times[kind], clock)
+            one_round(path, operands, IN_A_ROW, {state: [] for state in STATES})
+            for _turn, kind in product(range(rounds), KINDS):
+                one_round(path, operands, kind, times[kind])
         finally:
             gc.enable()
         after = resource.getrusage(resource.RUSAGE_THREAD)
     machine["switches"] = after.ru_nivcsw - before.ru_nivcsw
     machine["faults"] = after.ru_minflt - before.ru_minflt
-    numbers = {kind: {state: own.numbers() for state, own in times[kind].items()} for kind in KINDS}
+    numbers = {kind: {state: statistics.median(own) for state, own in times[kind].items()} for kind in KINDS}
     count = sum(entry.kernel_count for entry in bundle.groups)
     members = statistics.median(entry.kernel_count for entry in groups)
     what = f"look a kernel up {where}, {count:,} in {len(bundle.groups)} groups, here of {members:.0f}"
     rows = []
     for kind, state in product(KINDS, STATES):
-        whole = numbers[kind][state]["whole"]
+        whole = numbers[kind][state]
         row = Row(f"{what}: {state}, {kind}", f"{whole * 1e6:.0f} µs")
         rows.append(row._replace(goal="≤ 200 µs", met=whole <= GOAL) if kind == IN_A_ROW else row)
     meanwhile = (
@@ -268,29 +192,4 @@ def measured(path: Path, rounds: int) -> Result:
         f"processor, {machine['faults']:.0f} page faults"
     )
     rows.append(Row("of this machine", meanwhile))
-    columns = list(product(STATES, KINDS))
-    table = Table(
-        "Steps of a look-up, in microseconds",
-        ("step", *(f"{state}, {kind}" for state, kind in columns)),
-        [
-            (step, *(f"{numbers[kind][state][step] * 1e6:.1f}" for state, kind in columns))
-            for step in (*(name for name, _, _ in STEPS), REST)
-        ],
-    )
-    return Result(rows, {**numbers, "machine": machine, "groups": len(groups)}, [table])
-
-
-def part_catalog(arguments: argparse.Namespace) -> Result:
-    """Host time of finding a kernel in a large catalog."""
-    return measured(arguments.synthetic, arguments.repeat)
-
-
-def main() -> None:
-    """Measure, and print the tables."""
-    made = parser(__doc__, ["catalog"], repeat=5)
-    made.add_argument("synthetic", type=Path, help="the synthetic bundle")
-    run(made.parse_args(), {"catalog": part_catalog}, {})
-
-
-if __name__ == "__main__":
-    main()
+    return Result(rows, {**numbers, "machine": machine, "groups": len(groups)})
