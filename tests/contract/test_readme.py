@@ -83,4 +83,3 @@ def test_a_figure_is_that_of_the_benchmarks() -> None:
     assert len(cells) == 11
     found = [float(figure) for cell in cells for figure in re.findall(r"\d+\.\d+", "".join(cell))]
     assert (int(least), int(most)) == (math.floor(min(found)), math.ceil(max(found)))
-    assert "cuBLAS as 1: bf16, 180 problems (listed), tuned | 1.051 (lowest 0.86) |" in page
