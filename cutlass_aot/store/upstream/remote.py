@@ -10,9 +10,8 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.schema.words import plural
@@ -43,7 +42,6 @@ class RemoteStore:
     Args:
         url: of a directory or prefix, such as ``https://host/store`` or ``s3://bucket/store``. The attribute
             has only the part that may be shown.
-        options: for fsspec's file system: headers, credentials.
         timeout: seconds that one file may take, in addition to what its size takes.
         push: whether new records of the store are put there too.
         tell: called with a sentence, such as when the remote is given up; maybe by another thread.
@@ -54,14 +52,13 @@ class RemoteStore:
     def __init__(
         self,
         url: str,
-        options: Mapping[str, Any] | None = None,
         timeout: float = TIMEOUT,
         *,
         push: bool = True,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.url = shown_url(url)
-        self._transport = Transport(url, options or {})
+        self._transport = Transport(url)
         self._timeout = timeout
         self._tell = tell
         self._pullers = ThreadPool(_PULLERS)

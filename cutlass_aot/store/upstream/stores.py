@@ -52,9 +52,10 @@ class UpstreamStore(Protocol):
 class UpstreamDirectory:
     """Another store directory, which is never written: not even a use is marked there."""
 
-    def __init__(self, root: Path, *, copies: bool = False) -> None:
+    copies = False
+
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.copies = copies
         with reported("open the store", root):
             marker = read(root / FORMAT_NAME, MAX_RECORD_BYTES)
         if marker is None:

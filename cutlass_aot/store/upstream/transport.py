@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -30,9 +30,9 @@ class TooLarge(Exception):
 
 
 class Transport:
-    """Files below the URL of a directory or prefix; ``options`` are for fsspec's file system."""
+    """Files below the URL of a directory or prefix."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
         name = shown_url(url)
         if "://" not in url:
@@ -41,11 +41,12 @@ class Transport:
                 "a directory is given as --upstream"
             )
         url_to_fs = optional("fsspec.core", StoreError, name).url_to_fs
-        options = {"skip_instance_cache": True, **options}
+        options: dict[str, Any] = {"skip_instance_cache": True}
+        self._headers: dict[str, str] = {}
         if url.partition("://")[0] in _WEB:
             # Files as they are: a blob is not decompressed even if a server declares its compression.
-            options["client_kwargs"] = {"auto_decompress": False, **options.get("client_kwargs", {})}
-            options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
+            self._headers = {"Accept-Encoding": "identity"}
+            options |= {"client_kwargs": {"auto_decompress": False}, "headers": self._headers}
         try:
             self._files, root = url_to_fs(url, **options)
         except ImportError as error:
@@ -55,10 +56,9 @@ class Transport:
         except Exception as error:  # Whatever a file system raises for a URL or options that it cannot use.
             raise StoreError(
                 f"{name} cannot be used: {self.shown(str(error))}; expected a URL of a protocol that fsspec "
-                "knows, and options that its file system takes"
+                "knows"
             ) from None
         self._root = root.rstrip("/")
-        self._headers = dict(options.get("headers", {}))
         protocols = self._files.protocol
         known = {protocols} if isinstance(protocols, str) else set(protocols)
         self._web = bool(known & _WEB)

@@ -70,38 +70,17 @@ def test_a_directory_behind_is_read_through_and_never_written(other, tmp_path):
     assert not store.blob_path(BLOB).exists()
 
 
-def test_what_an_earlier_level_has_is_not_copied_from_a_later_one(other, tmp_path):
-    later = Store(tmp_path / "later")
-    keep(later)
-    keep(later, OTHER_KEY, b"more")
-    levels = [UpstreamDirectory(other.root), UpstreamDirectory(later.root, copies=True)]
-    store = Store(tmp_path / "store", upstream=levels)
-    store.prefetch("kernel", [KEY, OTHER_KEY])
-    assert not store.has_record("kernel", KEY)
-    assert not store.blob_path(BLOB).exists()
-    assert store.has_record("kernel", OTHER_KEY)
-
-
-def test_a_directory_behind_can_be_copied_from(other, tmp_path):
-    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root, copies=True)])
-    assert store.get_record("kernel", KEY) == {"of": KEY}
-    alone = Store(store.root)
-    assert alone.get_record("kernel", KEY) == {"of": KEY}
-    assert alone.get_blob(BLOB) == DATA
-
-
-@pytest.mark.parametrize("copies", [False, True])
-def test_damage_behind_counts_as_absent_and_is_left_there(other, tmp_path, copies):
+def test_damage_behind_counts_as_absent_and_is_left_there(other, tmp_path):
     second = Store(tmp_path / "second")
     keep(second)
     other.blob_path(BLOB).write_bytes(compress(b"another", 3))
     keep(other, OTHER_KEY, b"more")
     other.record_path("kernel", OTHER_KEY).write_bytes(b"x")
     before = snapshot(other.root)
-    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root, copies=copies)])
+    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root)])
     assert store.get_blob(BLOB) is None
     assert store.get_record("kernel", OTHER_KEY) is None
-    levels = [UpstreamDirectory(root, copies=copies) for root in (other.root, second.root)]
+    levels = [UpstreamDirectory(root) for root in (other.root, second.root)]
     store = Store(tmp_path / "store", upstream=levels)
     assert store.get_record("kernel", KEY) == {"of": KEY}
     assert store.get_blob(BLOB) == DATA
@@ -111,9 +90,8 @@ def test_damage_behind_counts_as_absent_and_is_left_there(other, tmp_path, copie
 
 def test_a_record_without_its_blob_is_a_miss_behind(other, tmp_path):
     other.blob_path(BLOB).unlink()
-    for copies in (False, True):
-        store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root, copies=copies)])
-        assert store.get_record("kernel", KEY) is None
+    store = Store(tmp_path / "store", upstream=[UpstreamDirectory(other.root)])
+    assert store.get_record("kernel", KEY) is None
 
 
 def test_what_is_unreadable_or_newer_behind_counts_as_absent(other, tmp_path):
