@@ -17,6 +17,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.builder.plan.known_bad import known_bad
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.errors import (
     CompileError,
     CutlassAotError,
@@ -49,7 +50,6 @@ from cutlass_aot.runtime.launching.dlpack import view
 from cutlass_aot.runtime.launching.tensors import common_device, describe_operand, exported, is_torch, to_ffi
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import runnable_targets
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.runtime.machine.process_lock import ProcessLock
 from cutlass_aot.runtime.policy import warn_once

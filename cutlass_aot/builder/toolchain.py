@@ -12,8 +12,8 @@ from pathlib import Path
 
 import cutlass_aot
 from cutlass_aot.builder.inputs.file_digests import Files
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.errors import ToolchainError
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.schema.encoding import digest, encode
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from cutlass_aot import __version__
 from cutlass_aot.doctor.dependencies import differing, expected_versions
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.doctor.environment import environment
 from cutlass_aot.doctor.facts import facts_record, this_machine
 from cutlass_aot.doctor.warnings import warnings
@@ -20,7 +21,6 @@ from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.runtime.launching import unpacking
 from cutlass_aot.runtime.machine import cuda_driver, host
 from cutlass_aot.runtime.machine.compatibility import ANYTHING, Machine, decide
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled, toolkit_for
 from cutlass_aot.runtime.machine.installation import command_for
 from cutlass_aot.runtime.search_path import installed_bundles
 from cutlass_aot.schema.targets import HOSTS, KNOWN_TARGETS

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple, cast
 import click
 
 from cutlass_aot.builder.compile.export import export
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.errors import CutlassAotError
 from cutlass_aot.generators.device_profiles import profile_for
 from cutlass_aot.generators.protocol import Problem, ScaleRequest
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import KNOWN_TARGETS

@@ -21,12 +21,12 @@ import click
 
 from cutlass_aot.builder.compile.export import export
 from cutlass_aot.builder.plan.known_bad import TABLE, row_of
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.errors import ArtifactError, CutlassAotError
 from cutlass_aot.generators.compile_errors import explain
 from cutlass_aot.generators.device_profiles import profile_for
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.manifest.known_bad import KnownBad
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 from tools.bench.command import markdown

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from cutlass_aot.builder.inputs.file_digests import Files
+from cutlass_aot.builder.key import key
 from cutlass_aot.builder.plan.known_bad import TABLE, in_force, known_bad, row_of
 from cutlass_aot.builder.plan.recipe import PlannedBundle
 from cutlass_aot.builder.records import Enumeration, PlannedKernel, Selection, Sources, headline
@@ -26,7 +27,6 @@ from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.epilogue import NUMBER
 from cutlass_aot.schema.kernels.formula import ACCUMULATOR, OUT, names_in
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.targets import Target, target_meant
 from cutlass_aot.schema.words import by_numbers, did_you_mean, few
 from cutlass_aot.store.artifacts import read_artifact, read_failure

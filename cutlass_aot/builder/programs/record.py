@@ -29,6 +29,7 @@ from cutlass_aot.builder.compile.fork_client import PASSED_ON, private_cache, re
 from cutlass_aot.builder.compile.messages import WorkerFailure
 from cutlass_aot.builder.inputs.file_digests import Seen
 from cutlass_aot.builder.inputs.inputs import Inputs
+from cutlass_aot.builder.key import key
 from cutlass_aot.builder.link.packages import license_notices
 from cutlass_aot.builder.records import Failure
 from cutlass_aot.builder.settings import Settings
@@ -42,7 +43,6 @@ from cutlass_aot.programs.start.files import RequestResult, read_whole, refusals
 from cutlass_aot.runtime.files.temporary_folder import temporary_folder
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import MALFORMED, decode, digest, encode
-from cutlass_aot.schema.kernels.key import key
 from cutlass_aot.schema.requests.recording import Recording
 from cutlass_aot.schema.requests.request import (
     MAX_REQUEST_BYTES,

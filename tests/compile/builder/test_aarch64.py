@@ -22,8 +22,8 @@ from elftools.elf.elffile import ELFFile
 
 import cutlass_aot
 from cutlass_aot.builder.link.linker import LinkToolchain
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.runtime.launching.gpu_code import Code
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
 from cutlass_aot.schema.bundles.catalog import MAX_FILE_BYTES, FileReference
 from cutlass_aot.schema.compression import decompressed

@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 import cutlass_aot
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.generators.cutlass_operators import FAMILIES
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from tests.compile.builder.test_build import command
 from tests.support.bundles import ClaimsCuda

@@ -16,6 +16,7 @@ import pytest
 
 import cutlass_aot
 from cutlass_aot import describe, scales, view_as
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.errors import KernelNotFound
 from cutlass_aot.generators.cutlass_operators.operands import (
     BLOCK_SCALED,
@@ -25,7 +26,6 @@ from cutlass_aot.generators.cutlass_operators.operands import (
     RUBIN_BLOCK_SCALED,
 )
 from cutlass_aot.runtime.launching.tensors import describe_operand, to_ffi
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.kernels.operands import supports
 from tests.compile.builder.test_build import blobs, command, is_object

@@ -24,11 +24,11 @@ import pytest
 from cutlass_aot.builder.compile.audit import inspect_object
 from cutlass_aot.builder.link.kernel_object import KernelObject
 from cutlass_aot.builder.link.linker import LinkToolchain
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.generators.device_profiles import load_profile
 from cutlass_aot.generators.protocol import Problem
 from cutlass_aot.generators.registry import GeneratorReference
 from cutlass_aot.generators.simt_f64_gemm.generator import TILE_SHAPES, SimtF64Gemm
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.constraints import OperandConstraint

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import cutlass_aot
-from cutlass_aot.runtime.machine.dsl_toolkit import dsl_toolkit, not_compiled
+from cutlass_aot.doctor.dsl_toolkit import dsl_toolkit, not_compiled
 from cutlass_aot.schema.targets import HARDWARE, KNOWN_TARGETS, targets_with
 from tests.compile.builder.test_build import command
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from cutlass_aot.builder.key import key
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels import kernel as kernel_module
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, Scale
 from cutlass_aot.schema.kernels.kernel import Kernel
-from cutlass_aot.schema.kernels.key import key
 from tests.support.kernels import gemm, operand
 
 BASE = gemm(constants={"max_active_clusters_1": 132})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cutlass_aot.doctor import dsl_toolkit
 from cutlass_aot.errors import ToolchainError
-from cutlass_aot.runtime.machine import cuda_driver, dsl_toolkit
+from cutlass_aot.runtime.machine import cuda_driver
 from cutlass_aot.schema.targets import KNOWN_TARGETS
 
 CU12, CU13 = "nvidia-cutlass-dsl-libs-cu12", "nvidia_cutlass_dsl_libs_cu13"
