@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cutlass_aot.programs.describe.profiles import sm_count_at_hand
 from cutlass_aot.runtime.bundle import Bundle
-from cutlass_aot.schema.requests.request import Difference, Request
+from cutlass_aot.schema.requests.request import ABSENT, Difference, Request
 from cutlass_aot.schema.words import few
 
 _SHOWN = 4
@@ -20,6 +20,11 @@ _ADVICE = {
     "these (variables: `environment` in its table), and build again",
 }
 """What to do, by the field of the request that differs; the most general first."""
+_ONE_SIDED = (
+    "A package whose code is in one of them alone mostly puts functions of its own into the DSL when it is "
+    "imported, and every kernel follows from them: import it in both programs before the first kernel is "
+    "compiled, or in neither, and build again"
+)
 _NO_GPU = (
     "There is no GPU here, so that the DSL has taken {target}: run it on the GPU, or set CUTE_DSL_ARCH to a "
     "target of the bundle, to try it without one"
@@ -45,6 +50,8 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     advice = _ADVICE.get(field, _CALL)
     if field == "target" and sm_count_at_hand() is None:
         advice = _NO_GPU
+    if field == "code" and all(ABSENT in item[1:] for item in differences if _field(item) == "code"):
+        advice = _ONE_SIDED
     advice = advice.format(target=request.target)
     return f"{text}. Nearest is {other.callable} ({other.digest[:12]}, {other.target}): {shown}. {advice}"
 

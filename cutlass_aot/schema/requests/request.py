@@ -200,6 +200,9 @@ def differences(request: Request, other: Request) -> list[Difference]:
     return found
 
 
+ABSENT = "nothing"
+"""The text of a difference for a value that is in the other request alone."""
+
 _ABSENT = object()
 
 
@@ -217,6 +220,6 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
 def _shortened(value: Value) -> str:
     """A value as text for messages, shortened."""
     if value is _ABSENT:
-        return "nothing"
+        return ABSENT
     text = value_text(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

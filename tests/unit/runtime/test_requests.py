@@ -190,6 +190,10 @@ def test_the_nearest_request_is_of_the_same_callable_and_differs_least(root: Pat
             r": code\.ops is '1\.3\.0 [ab]+', and '1\.2\.0 [ab]+' in the bundle; .* install that version, or",
         ),
         (
+            {"code": {**NORMS[0].request.code, "patcher": "1.0 " + "ab" * 32}},
+            r": code\.patcher is '1\.0 [ab]+', and nothing in the bundle; .* import it in both programs",
+        ),
+        (
             {"state": {"environment:OPS_FAST": "1", "ops.norm:UNROLL": 4}, "code": NORMS[0].request.code},
             r": state\.environment:OPS_FAST is '1', and None in the bundle; .*`environment` in its table",
         ),
