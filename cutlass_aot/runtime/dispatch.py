@@ -10,7 +10,7 @@ from cutlass_aot.errors import CutlassAotError, KernelNotFound, ParameterError
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.call import call, requires_gradient, without_gradients
 from cutlass_aot.runtime.launching.library import Library
-from cutlass_aot.runtime.launching.native import NativeAttribute
+from cutlass_aot.runtime.launching.native import DispatchCache, NativeAttribute
 from cutlass_aot.runtime.launching.tensors import (
     common_device,
     describe_operand,
@@ -92,7 +92,7 @@ class Dispatcher:
         self._finder = finder
         self._launcher = launcher
         self._alignment = alignment
-        self._caches: dict[Computation, Any] = {}
+        self._caches: dict[Computation, DispatchCache] = {}
         # Classes whose instances native code takes directly; empty before the first launch on one.
         self._direct: frozenset[type] = frozenset()
         # Of each computation, by element types, devices and layouts.
@@ -128,15 +128,17 @@ class Dispatcher:
             # The fallback raises this too, but reports wrong operands first.
             return fallback
 
-    def _assign(self, cache: Any, *, gemm: Gemm | None = None, linear: Linear | None = None) -> None:
+    def _assign(
+        self, cache: DispatchCache | None, *, gemm: Gemm | None = None, linear: Linear | None = None
+    ) -> None:
         """Have objects launch from the dispatch cache of plain GEMMs, if there is one."""
         launcher = self._launcher
         if launcher is None or cache is None:
             return
         if gemm is not None:
-            native.assign(launcher, gemm, cache)
+            native.assign(launcher, gemm, cache.launch)
         if linear is not None:
-            native.assign(launcher, linear, native.function(launcher, "cutlass_aot_linear")(cache))
+            native.assign(launcher, linear, native.function(launcher, "cutlass_aot_linear")(cache.launch))
 
     def _gemm(
         self,
@@ -197,12 +199,12 @@ class Dispatcher:
         with NamedOperands(self._finder, computation.operation, named, options):
             self._find_and_launch(computation, given, stream, workspace)
 
-    def _fast_path(self, cache: Any, operands: Sequence[Any], computation: Computation) -> bool:
+    def _fast_path(self, cache: DispatchCache, operands: Sequence[Any], computation: Computation) -> bool:
         """Launch what native code has or chooses for operands that it takes directly; False if nothing."""
         if self._gradients() and requires_gradient(operands):
             return False
         try:
-            return cache(*operands) is None
+            return cache.launch(*operands) is None
         except Exception as error:
             # If torch does not export an element type, the path below can still describe it.
             if all(not is_torch(operand) or exports(operand) for operand in operands):
@@ -219,7 +221,7 @@ class Dispatcher:
         cache = self._caches.get(remembered)
         if cache is not None:
             try:
-                if call(cache, operands, common_device(descriptions), stream) is None:
+                if call(cache.launch, operands, common_device(descriptions), stream) is None:
                     return
             except Exception as error:
                 raise self._failure(error, operands, computation) from error
@@ -251,7 +253,7 @@ class Dispatcher:
         launch = kernel.native_function(prepared.ordinal)
         # Without a stream: the memory is not read, so no stream has to wait.
         seen = (item if exported(item) else to_ffi(item) for item in operands)
-        if cache(*seen, launch) > MAX_REMEMBERED:
+        if cache.remember(seen, launch) > MAX_REMEMBERED:
             # Only dropped here: other threads may be calling it.
             self._caches.pop(computation, None)
         if not self._direct and any(map(is_torch, operands)):
@@ -261,20 +263,19 @@ class Dispatcher:
         if choice is not None:
             choice.learn(kernel, launch)
 
-    def _make_cache(self, launcher: Library, computation: Computation) -> Any:
+    def _make_cache(self, launcher: Library, computation: Computation) -> DispatchCache:
         """A new dispatch cache, which asks the native choices that are known."""
-        made = native.function(launcher, "cutlass_aot_dispatch_cache")(self._alignment)
         # Before the choices are read, so that one which another thread makes meanwhile is not lost.
-        cache = self._caches.setdefault(computation, made)
+        cache = self._caches.setdefault(computation, DispatchCache(launcher, self._alignment))
         for choice in tuple(self._native_choices.setdefault(computation, {}).values()):
             if choice is not None:
-                cache(choice.function)
+                cache.add_selection(choice.function)
         if computation == GEMM:
             self._assign(cache, gemm=self.gemm, linear=self.linear)
         return cache
 
     def _native_choice(
-        self, cache: Any, computation: Computation, prepared: PreparedCall
+        self, cache: DispatchCache, computation: Computation, prepared: PreparedCall
     ) -> NativeChoice | None:
         """What chooses in native code for operands like these, which the cache asks from now on."""
         choices, operands = self._native_choices[computation], prepared.query.operands
@@ -285,8 +286,8 @@ class Dispatcher:
         like = tuple((of.dtype, of.device, of.strides[-1:] == (1,)) for of in operands)
         if like not in choices:
             choices[like] = made = self._finder.native_choice(prepared)
-            # The launcher of a bundle that an older release built does not ask it, and answers False.
-            if made is not None and self._caches.get(computation, cache)(made.function) is False:
+            # Where the launcher does not ask it, as the first of schema 13 did not, Python goes on choosing.
+            if made is not None and not self._caches.get(computation, cache).add_selection(made.function):
                 choices[like] = None
         return choices[like]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar, overload
 
@@ -73,6 +73,31 @@ def call_on(function: Any, tensors: Sequence[Any], device: int, stream: int | No
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", device), stream):
         # Torch's too: passed directly, they would set torch's current stream instead.
         return function(*map(to_ffi, tensors))
+
+
+class DispatchCache:
+    """Launches kernels for operands like some seen before (``builder/native/dispatch_cache.c``).
+
+    Attributes:
+        launch: the native function. It launches what is remembered for operands like these, or else what a
+            selection launches; it returns None, or False if nothing was launched. By other arguments it does
+            what the methods say.
+    """
+
+    __slots__ = ("launch",)
+
+    def __init__(self, launcher: Library, alignment: int) -> None:
+        """Addresses are alike if they are equal modulo ``alignment`` bytes."""
+        self.launch = function(launcher, "cutlass_aot_dispatch_cache")(alignment)
+
+    def remember(self, operands: Iterable[Any], launch: Any) -> int:
+        """Have operands like these launched by a native function; returns how many are remembered."""
+        count: int = self.launch(*operands, launch)
+        return count
+
+    def add_selection(self, select: Any) -> bool:
+        """Have other operands launched by what a native function chooses; False if the launcher cannot."""
+        return self.launch(select) is not False
 
 
 class NativeAttribute(Generic[_T]):

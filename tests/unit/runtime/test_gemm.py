@@ -273,7 +273,7 @@ def test_a_first_problem_that_native_code_does_not_choose_for_decides_nothing(
 
 
 def wrap_caches(monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Any], Callable[..., Any]]) -> None:
-    """From now on, dispatch caches are what ``wrap`` gives for them; Python calls them each time."""
+    """From now on, ``wrap`` gives the native functions of dispatch caches; Python calls them each time."""
     real = native.function
 
     def function(launcher: Any, symbol: str) -> Any:
@@ -321,7 +321,7 @@ def test_what_was_learnt_is_kept_when_what_was_remembered_is_dropped(
     assert sought == [(8, 12), (1, 12), (1, 16)]
 
 
-def test_a_launcher_of_an_older_release_does_not_choose(
+def test_python_chooses_where_the_launcher_asks_no_selection(
     bundle: Bundle, sought: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrap_caches(monkeypatch, lambda cache: lambda *given: False if len(given) == 1 else cache(*given))
@@ -714,7 +714,7 @@ def test_a_refusal_of_compiled_code_has_the_names_of_operands(bundle: Bundle) ->
     assert launcher is not None
     kernel._function = native_function(launcher, failing)
     native.assign(launcher, kernel.launch, kernel._function)
-    bundle._dispatcher._caches[GEMM](a, b, out, kernel._function)
+    bundle._dispatcher._caches[GEMM].remember((a, b, out), kernel._function)
     for launch in (kernel.launch, bundle.gemm):
         with pytest.raises(LaunchError) as caught:
             launch(a, b, out)
