@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -56,7 +56,7 @@ class Choice:
 
     Attributes:
         kernel: the kernel.
-        tier: ``tuned``, ``fitted``, ``scaled``, ``modelled`` or ``default order`` (see
+        tier: ``tuned``, ``fitted``, ``scaled``, ``modelled``, ``declared`` or ``default order`` (see
             :mod:`~.selection.tiers`).
         reason: the data that the tier used.
 
@@ -246,10 +246,21 @@ class NativeChoice(NamedTuple):
 
 
 class PreparedCall(NamedTuple):
-    """A call whose operands are described; ``ordinal`` is that of the operands' GPU, -1 for none."""
+    """A call whose operands are described, and the GPU to choose for.
+
+    Attributes:
+        query: the query that it becomes.
+        target: the target that the caller names; None where each of the query's may serve.
+        ordinal: that of the operands' GPU, -1 for none.
+        gpu: the model of the GPU, for operands on none as the caller names it; None if that is not known.
+        machine: what times on the operands' GPU scale with; None if that is not known.
+    """
 
     query: Query
+    target: str | None
     ordinal: int
+    gpu: str | None
+    machine: Machine | None
 
 
 class NamedOperands:
@@ -299,14 +310,19 @@ class Finder:
         self, computation: Computation, operands: Sequence[Any], target: str | None, gpu: str | None
     ) -> list[KernelHandle]:
         """Kernels that serve operands, best first; see :meth:`cutlass_aot.Bundle.find`."""
-        call = self.prepare(computation, operands, target)
-        return [kernel for found in self._matches(call, target, gpu) for kernel in found.ordered()]
+        call = self.prepare(computation, operands, target, gpu)
+        if call.ordinal >= 0:
+            return self._first_match(call).ordered()
+        matches = [found for name in call.query.targets if (found := self._match(call, name))]
+        if not matches:
+            raise self._nothing_found(call)
+        return [kernel for found in matches for kernel in found.ordered()]
 
     def choose(
         self, computation: Computation, operands: Sequence[Any], target: str | None, gpu: str | None
     ) -> Choice:
         """The kernel that a launch on operands takes; see :meth:`cutlass_aot.Bundle.choose`."""
-        return next(self._matches(self.prepare(computation, operands, target), target, gpu)).choice()
+        return self._first_match(self.prepare(computation, operands, target, gpu)).choice()
 
     @cached_property
     def tuned_for(self) -> tuple[str, ...]:
@@ -314,11 +330,16 @@ class Finder:
         models = {ranking.gpu for group in self.groups for ranking in group.rankings if ranking.measured}
         return tuple(sorted(models))
 
-    def _model(self, gpu: str) -> str:
+    def _model(self, gpu: str, target: str | None) -> str:
         """The GPU model that was measured by another way to write its name, such as ``h200``; or the name.
 
-        OperandError if several can be meant, or nothing is known of such a model.
+        OperandError if several can be meant, if nothing is known of such a model, or if the target is open.
         """
+        if target is None and len(self.targets) > 1:
+            raise OperandError(
+                f"gpu {gpu!r} alone does not say which target it runs: name the target too, one of "
+                f"{', '.join(self.targets)}"
+            )
         # Imported here: a launch names no model.
         from cutlass_aot.schema.drivers import models_named, refusal_of_model
 
@@ -347,17 +368,27 @@ class Finder:
         return match.explain(self.groups, computation.query(targets, where, descriptions))
 
     def prepare(
-        self, computation: Computation, operands: Sequence[Any], target: str | None = None
+        self,
+        computation: Computation,
+        operands: Sequence[Any],
+        target: str | None = None,
+        gpu: str | None = None,
     ) -> PreparedCall:
-        """Describe the operands of a call, and determine the targets that can serve it."""
+        """Describe the operands of a call, and determine the targets that can serve it and the GPU.
+
+        ``gpu`` names a model for operands that are on no GPU.
+        """
         descriptions = tuple(describe_operand(operand) for operand in operands)
         ordinal = common_device(descriptions)
         targets, where = self._targets(ordinal, target)
-        return PreparedCall(computation.query(targets, where, descriptions), ordinal)
+        query = computation.query(targets, where, descriptions)
+        if ordinal >= 0:
+            return PreparedCall(query, target, ordinal, *_gpu(ordinal))
+        return PreparedCall(query, target, ordinal, None if gpu is None else self._model(gpu, target), None)
 
     def best(self, call: PreparedCall) -> KernelHandle:
         """The best kernel for a call."""
-        return next(self._matches(call, None, None, first=True)).best()
+        return self._first_match(call, natively=True).best()
 
     def misnamed(
         self, operation: str, named: Mapping[str, Any], options: Sequence[str]
@@ -382,7 +413,7 @@ class Finder:
 
     def native_choice(self, call: PreparedCall) -> NativeChoice | None:
         """The choice for other problems on operands like those of a call; None if Python has to make it."""
-        query, ordinal = call
+        query, _, ordinal, model, machine = call
         if ordinal < 0 or not query.targets:
             return None
         entries = match.serving(self.groups, query, query.targets[0])
@@ -390,7 +421,6 @@ class Finder:
             return None
         if not native_choice.is_plain(entries[0].operands):
             return None
-        model, machine = _gpu(ordinal)
         serving = self._serving(entries, model)
         launcher, candidates = serving.groups[0].launcher, serving.candidates()
         constants = None if machine is None else tiers.estimating(serving.known, candidates, machine)
@@ -402,46 +432,37 @@ class Finder:
         function = serving.function(launcher, ordinal, candidates, constants, machine)
         return NativeChoice(function, candidates.digests)
 
-    def _matches(
-        self, call: PreparedCall, target: str | None, gpu: str | None, *, first: bool = False
-    ) -> Iterator[_Match]:
-        """Matches by target, the best first: exactly one for operands on a GPU, at least one otherwise.
+    def _first_match(self, call: PreparedCall, *, natively: bool = False) -> _Match:
+        """The match of a call for the best target that has one."""
+        for target in call.query.targets:
+            if found := self._match(call, target, natively=natively):
+                return found
+        raise self._nothing_found(call)
 
-        With ``first``, for operands on a GPU, no more is asked for than the best kernel, and the launcher
-        chooses it. Otherwise nothing of the bundle is mapped.
+    def _match(self, call: PreparedCall, target: str, *, natively: bool = False) -> _Match | None:
+        """The match of a call for one target; None if no group serves it.
+
+        With ``natively``, for operands on a GPU, it has no more than the best kernel, which the launcher
+        chooses. Otherwise nothing of the bundle is mapped.
         """
-        query, ordinal = call
-        if gpu is not None and target is None and ordinal < 0 and len(self.targets) > 1:
-            raise OperandError(
-                f"gpu {gpu!r} alone does not say which target it runs: name the target too, one of "
-                f"{', '.join(self.targets)}"
-            )
-        if gpu is not None and ordinal < 0:
-            gpu = self._model(gpu)
-        found = False
-        for name in query.targets:
-            entries = match.serving(self.groups, query, name)
-            if not entries:
-                continue
-            if target is None and ordinal >= 0:
-                self._directory.require(name, ordinal)
-            handles = [self.handles(entry) for entry in entries]
-            extents = match.problem_extents(entries[0], query)
-            model, present = _gpu(ordinal) if ordinal >= 0 else (gpu, None)
-            serving = self._serving(entries, model)
-            machine = present or _machine(serving.known, name, model)
-            launcher = serving.groups[0].launcher if first and ordinal >= 0 else None
-            fastest = None if launcher is None else partial(serving.fastest, launcher, ordinal)
-            costs = partial(_costs, serving, query, machine) if entries[0].cost else None
-            preference = tiers.prefer(
-                serving.known, serving.candidates, extents, model, machine, fastest, costs
-            )
-            found = True
-            yield _Match(preference, serving, handles, extents, machine, costs)
-            if ordinal >= 0:
-                break
-        if not found:
-            raise match.miss(self._directory.catalog.name, self.groups, query)
+        query, named, ordinal, model, present = call
+        entries = match.serving(self.groups, query, target)
+        if not entries:
+            return None
+        if named is None and ordinal >= 0:
+            self._directory.require(target, ordinal)
+        handles = [self.handles(entry) for entry in entries]
+        extents = match.problem_extents(entries[0], query)
+        serving = self._serving(entries, model)
+        machine = present or _machine(serving.known, target, model)
+        launcher = serving.groups[0].launcher if natively and ordinal >= 0 else None
+        fastest = None if launcher is None else partial(serving.fastest, launcher, ordinal)
+        costs = partial(_costs, serving, query, machine) if entries[0].cost else None
+        preference = tiers.prefer(serving.known, serving.candidates, extents, model, machine, fastest, costs)
+        return _Match(preference, serving, handles, extents, machine, costs)
+
+    def _nothing_found(self, call: PreparedCall) -> KernelNotFound:
+        return match.miss(self._directory.catalog.name, self.groups, call.query)
 
     def _serving(self, entries: Sequence[GroupEntry], gpu: str | None) -> Serving:
         """The groups of entries with what is known of their speed on a GPU model; put together once."""
