@@ -21,8 +21,9 @@ from cutlass_aot.runtime.launching.tensors import (
     native_classes,
     to_ffi,
 )
-from cutlass_aot.runtime.opened.finder import Finder, NamedOperands, NativeChoice, PreparedCall
+from cutlass_aot.runtime.opened.finder import Finder, NamedOperands, PreparedCall
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle
+from cutlass_aot.runtime.opened.native_choice import NativeChoice
 from cutlass_aot.runtime.selection.match import order_for
 from cutlass_aot.runtime.selection.query import Computation
 from cutlass_aot.schema.kernels.accumulation import EXACT, RequestedAccumulation
@@ -261,7 +262,7 @@ class Dispatcher:
             self._direct = native_classes()
         choice = self._native_choice(cache, computation, prepared)
         if choice is not None:
-            choice.learn(kernel, launch)
+            choice.learn(kernel.digest, launch)
 
     def _make_cache(self, launcher: Library, computation: Computation) -> DispatchCache:
         """A new dispatch cache, which asks the native choices that are known."""
@@ -269,7 +270,7 @@ class Dispatcher:
         cache = self._caches.setdefault(computation, DispatchCache(launcher, self._alignment))
         for choice in tuple(self._native_choices.setdefault(computation, {}).values()):
             if choice is not None:
-                cache.add_selection(choice.function)
+                cache.add_selection(choice.launch)
         if computation == GEMM:
             self._assign(cache, gemm=self.gemm, linear=self.linear)
         return cache
@@ -287,7 +288,7 @@ class Dispatcher:
         if like not in choices:
             choices[like] = made = self._finder.native_choice(prepared)
             # Where the launcher does not ask it, as the first of schema 13 did not, Python goes on choosing.
-            if made is not None and not self._caches.get(computation, cache).add_selection(made.function):
+            if made is not None and not self._caches.get(computation, cache).add_selection(made.launch):
                 choices[like] = None
         return choices[like]
 

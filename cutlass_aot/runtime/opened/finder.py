@@ -23,10 +23,11 @@ from cutlass_aot.runtime.opened import native_choice
 from cutlass_aot.runtime.opened.bundle_directory import BundleDirectory
 from cutlass_aot.runtime.opened.group import Group
 from cutlass_aot.runtime.opened.kernel_handle import KernelHandle, KernelHandles
+from cutlass_aot.runtime.opened.native_choice import NativeChoice
 from cutlass_aot.runtime.selection import match, tiers
 from cutlass_aot.runtime.selection.cost_model import Candidates, Estimate
 from cutlass_aot.runtime.selection.query import Computation, Query
-from cutlass_aot.runtime.selection.tiers import Constants, KnownSpeeds, Preference, Ranked
+from cutlass_aot.runtime.selection.tiers import Constants, Fastest, KnownSpeeds, Preference, Ranked
 from cutlass_aot.schema.bundles.catalog import GroupEntry
 from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.targets import Target
@@ -109,45 +110,27 @@ class Serving:
         self.groups = groups
         self.known = _known(groups, gpu)
         self._candidates: Candidates | None = None
-        # By the identity of the constants, which are kept with the function that was made of them.
-        self._functions: dict[tuple[int, int], tuple[Constants, Any]] = {}
+        # By the identity of the constants, which are kept with the choice that was made of them.
+        self._native_choices: dict[tuple[int, int], tuple[Constants, NativeChoice]] = {}
 
-    def fastest(
-        self,
-        launcher: Library,
-        ordinal: int,
-        candidates: Candidates,
-        constants: Constants,
-        extents: Extents,
-        machine: Machine,
-    ) -> int:
-        """The candidate with the least estimated time, by the launcher's cost model."""
-        number: int = self.function(launcher, ordinal, candidates, constants, machine)(*extents)
-        return number
-
-    def function(
-        self,
-        launcher: Library,
-        ordinal: int,
-        candidates: Candidates,
-        constants: Constants,
-        machine: Machine,
-    ) -> Any:
-        """The launcher's function that chooses among the candidates on one GPU; made once."""
+    def native_choice(
+        self, launcher: Library, ordinal: int, constants: Constants, machine: Machine
+    ) -> NativeChoice:
+        """The launcher's choice among the candidates on one GPU; made once."""
         key = id(constants), ordinal
-        found = self._functions.get(key)
+        found = self._native_choices.get(key)
         if found is None:
             measured = self.known.measured
             made = native_choice.make(
                 native_choice.select(launcher),
-                candidates,
+                self.candidates(),
                 constants,
                 machine,
                 b"" if measured is None else measured.packed(),
                 self.groups[0].entry.operands,
                 ordinal,
             )
-            found = self._functions[key] = constants, made
+            found = self._native_choices[key] = constants, made
         return found[1]
 
     def candidates(self) -> Candidates:
@@ -226,23 +209,6 @@ class _Match(NamedTuple):
             others = tiers.default_order(self.serving.candidates(), self.extents, self.machine)
             names.update(dict.fromkeys(others.digests))
         return [by_digest[digest] for digest in names]
-
-
-class NativeChoice(NamedTuple):
-    """Chooses a kernel in native code, for plain GEMMs on operands like those of some call.
-
-    Attributes:
-        function: launches the kernel that it chooses for three operands, if it knows how to launch it.
-        digests: of the kernels, by the numbers that ``function`` has for them.
-    """
-
-    function: Any
-    digests: Sequence[str]
-
-    def learn(self, kernel: KernelHandle, launch: Any) -> None:
-        """Have native code launch a kernel by this function where it chooses it."""
-        if kernel.digest in self.digests:
-            self.function(self.digests.index(kernel.digest), launch)
 
 
 class PreparedCall(NamedTuple):
@@ -374,10 +340,7 @@ class Finder:
         target: str | None = None,
         gpu: str | None = None,
     ) -> PreparedCall:
-        """Describe the operands of a call, and determine the targets that can serve it and the GPU.
-
-        ``gpu`` names a model for operands that are on no GPU.
-        """
+        """Describe the operands of a call, and determine its targets and GPU; ``gpu`` is a model's name."""
         descriptions = tuple(describe_operand(operand) for operand in operands)
         ordinal = common_device(descriptions)
         targets, where = self._targets(ordinal, target)
@@ -422,15 +385,14 @@ class Finder:
         if not native_choice.is_plain(entries[0].operands):
             return None
         serving = self._serving(entries, model)
-        launcher, candidates = serving.groups[0].launcher, serving.candidates()
-        constants = None if machine is None else tiers.estimating(serving.known, candidates, machine)
-        if launcher is None or machine is None or constants is None:
+        launcher = serving.groups[0].launcher
+        if launcher is None or machine is None:
             return None
         if entries[0].cost and serving.known.fit(machine) is None:
             # Their author's formula chooses, which native code does not know.
             return None
-        function = serving.function(launcher, ordinal, candidates, constants, machine)
-        return NativeChoice(function, candidates.digests)
+        constants = tiers.estimating(serving.known, serving.candidates(), machine)
+        return None if constants is None else serving.native_choice(launcher, ordinal, constants, machine)
 
     def _first_match(self, call: PreparedCall, *, natively: bool = False) -> _Match:
         """The match of a call for the best target that has one."""
@@ -456,7 +418,12 @@ class Finder:
         serving = self._serving(entries, model)
         machine = present or _machine(serving.known, target, model)
         launcher = serving.groups[0].launcher if natively and ordinal >= 0 else None
-        fastest = None if launcher is None else partial(serving.fastest, launcher, ordinal)
+        fastest: Fastest | None = None
+        if launcher is not None:
+
+            def fastest(constants: Constants) -> int:
+                return serving.native_choice(launcher, ordinal, constants, machine).fastest(extents)
+
         costs = partial(_costs, serving, query, machine) if entries[0].cost else None
         preference = tiers.prefer(serving.known, serving.candidates, extents, model, machine, fastest, costs)
         return _Match(preference, serving, handles, extents, machine, costs)

@@ -15,10 +15,38 @@ from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.selection.cost_model import Candidates
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, are_plain_gemm
 from cutlass_aot.schema.kernels.dtypes import DTYPES
+from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
+from cutlass_aot.schema.tuning.ranking import Extents
 
 _TRAFFIC, _RULES = Struct("=3d"), Struct("=15q")
 """What ``builder/native/select.c`` takes of each, where its number is known."""
+
+
+class NativeChoice(NamedTuple):
+    """Chooses among candidates in native code, for plain GEMMs on one GPU.
+
+    Attributes:
+        launch: the native function. For three tensors it launches the candidate with the least estimated time
+            and returns what launched it, or the candidate's number if it has not learnt to launch it. It
+            returns -1 if it cannot tell whether the kernels support the tensors, or if the problem was
+            measured. By other arguments it does what the methods say.
+        candidates: the kernels.
+    """
+
+    launch: Any
+    candidates: Candidates
+
+    def fastest(self, extents: Extents) -> int:
+        """The number of the candidate with the least estimated time, the first of equals."""
+        number: int = self.launch(*extents)
+        return number
+
+    def learn(self, digest: str, launch: Any) -> None:
+        """Have a kernel launched by this native function where it is chosen, if it is a candidate."""
+        digests = self.candidates.digests
+        if digest in digests:
+            self.launch(digests.index(digest), launch)
 
 
 @lru_cache(maxsize=16)
@@ -35,20 +63,15 @@ def make(
     measured: bytes,
     operands: Sequence[OperandConstraint],
     ordinal: int,
-) -> Any:
-    """The native function that chooses among candidates on a GPU.
-
-    It takes batch, m, n and k, and returns the number of the candidate with the least estimated time. Given a
-    number and a function, it launches that candidate by it from then on: for three tensors it launches the
-    candidate and returns the function, or the number if it has none. It returns -1 if it cannot tell whether
-    the kernels support the tensors, or if the problem was ``measured``.
+) -> NativeChoice:
+    """The choice among candidates on a GPU.
 
     ``select`` is the launcher's function of that name, ``measured`` has batch, m, n and k of each problem as
     integers of 64 bits, ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
     """
     rows = (constants.costs, constants[1:]) if isinstance(constants, Derivation) else constants
     try:
-        return select(
+        launch = select(
             candidates.table.rows,
             array("d", chain.from_iterable(candidates.clusters(machine.sm_count).items())).tobytes(),
             array("d", chain.from_iterable(rows)).tobytes(),
@@ -60,6 +83,7 @@ def make(
     except ValueError as error:
         # Native code alone has checked the tilings.
         raise CorruptFile(f"kernels cannot be chosen among ({error}): build the bundle again") from None
+    return NativeChoice(launch, candidates)
 
 
 def is_plain(operands: Sequence[OperandConstraint]) -> bool:

@@ -42,8 +42,8 @@ the slower ones slow is their own."""
 Constants = Sequence[Costs] | Derivation
 """The constants of each candidate, or how they are derived."""
 
-Fastest = Callable[[Candidates, Constants, Extents, Machine], int]
-"""Finds the position of the candidate with the least estimated time, the first of equals, in native code."""
+Fastest = Callable[[Constants], int]
+"""Gives the number of the candidate with the least time by these constants for a problem, in native code."""
 
 
 class Preference(NamedTuple):
@@ -367,8 +367,7 @@ def _least(
 ) -> Preference:
     """Kernels by their estimated time; equals stay in the order of the candidates."""
     if fastest is not None:
-        best = fastest(candidates, constants, extents, machine)
-        return Preference(tier, reason, (candidates.digest(best),))
+        return Preference(tier, reason, (candidates.digest(fastest(constants)),))
     costs = candidates.derived(machine) if isinstance(constants, Derivation) else constants
     times = _estimates(costs, candidates, extents, machine)
     order = tuple(sorted(times, key=times.__getitem__))

@@ -83,9 +83,8 @@ def selection(
     ordinal: int = 0,
 ) -> Any:
     packed = b"".join(pack("=4q", *extents) for extents in measured)
-    return native_choice.make(
-        partial(native.make, "select"), candidates, constants, H200, packed, operands, ordinal
-    )
+    select = partial(native.make, "select")
+    return native_choice.make(select, candidates, constants, H200, packed, operands, ordinal).launch
 
 
 def times(candidates: Candidates, costs: Sequence[Costs], extents: Extents) -> list[float]:
