@@ -33,10 +33,9 @@ from cutlass_aot.schema.bundles.catalog import (
     RankingReference,
     common_alignment,
 )
-from cutlass_aot.schema.bundles.group_index import KernelEntry, group_to_bytes
+from cutlass_aot.schema.bundles.group_index import group_to_bytes
 from cutlass_aot.schema.compression import Unpacking
 from cutlass_aot.schema.encoding import digest
-from cutlass_aot.schema.requests.request import CompiledRequest
 from cutlass_aot.schema.requests.request_index import requests_to_bytes
 from cutlass_aot.schema.tuning.ranking import Ranking
 
@@ -106,73 +105,99 @@ def bundle_is(output: Path, catalog_sha256: str) -> bool:
     return is_exactly(output, manifest, references, checked=(CATALOG_NAME,))
 
 
-def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str, bytes | Path]]:
-    """The bundle to write at ``output``, and each of its files, as bytes or as the file to copy."""
-    check_plan(plan)
-    sources: dict[str, bytes | Path] = {}
-    references: dict[str, FileReference] = {}
+class _Layout:
+    """The files of a bundle to be written: of each, its bytes or the file to copy, and its reference."""
 
-    def refer(path: str, source: bytes | Path, size: int, sha256: str, bound: int) -> FileReference:
+    def __init__(self) -> None:
+        self.sources: dict[str, bytes | Path] = {}
+        self.references: dict[str, FileReference] = {}
+
+    def add(self, path: str, data: bytes, most: int = MAX_INDEX_BYTES) -> FileReference:
+        return self._refer(path, data, len(data), digest(data), most)
+
+    def add_packed(self, path: str, packed: PackedFile) -> FileReference:
+        """Add a file to copy, which several groups may share."""
+        if path not in self.references:
+            # The digest is of what was made; the file is checked against it while it is copied.
+            return self._refer(path, packed.path, packed.path.stat().st_size, packed.sha256, MAX_FILE_BYTES)
+        if self.references[path].sha256 != packed.sha256:
+            raise BundleError(f"{path} names two files, {self.sources[path]!r} and {packed.path}")
+        return self.references[path]
+
+    def add_library(self, host: str, library: PackedFile) -> FileReference:
+        return self.add_packed(f"lib/{host}/{library.name}.so.zst", library)
+
+    def _refer(self, path: str, source: bytes | Path, size: int, sha256: str, bound: int) -> FileReference:
         if size > bound:
             raise BundleError(
                 f"{path} has {size} bytes, a bundle's file has at most {bound}: "
                 "split the group, e.g. with a cap in the manifest"
             )
-        sources[path] = source
-        references[path] = FileReference(path, size, sha256)
-        return references[path]
+        self.sources[path] = source
+        self.references[path] = FileReference(path, size, sha256)
+        return self.references[path]
 
-    def add(path: str, data: bytes, most: int = MAX_INDEX_BYTES) -> FileReference:
-        return refer(path, data, len(data), digest(data), most)
 
-    def add_packed(path: str, packed: PackedFile) -> FileReference:
-        if path not in references:
-            # The digest is of what was made; the file is checked against it while it is copied.
-            return refer(path, packed.path, packed.path.stat().st_size, packed.sha256, MAX_FILE_BYTES)
-        if references[path].sha256 != packed.sha256:
-            raise BundleError(f"{path} names two files, {sources[path]!r} and {packed.path}")
-        return references[path]
-
-    def add_library(host: str, library: PackedFile) -> FileReference:
-        return add_packed(f"lib/{host}/{library.name}.so.zst", library)
-
-    groups = []
-    for group in sorted(plan.groups, key=lambda group: group.name):
-        ordered = sorted(group.entries, key=lambda entry: (entry.kernel.name, entry.kernel.digest))
-        kernel = ordered[0].kernel
-        groups.append(
-            GroupEntry(
-                name=group.name,
-                operation=kernel.operation,
-                operands=kernel.operands,
-                accumulator=kernel.accumulator,
-                epilogue=kernel.epilogue,
-                target=kernel.target,
-                kernel_count=len(ordered),
-                child=add(f"groups/{group.name}.msgpack", group_to_bytes(tuple(ordered))),
-                code=add_packed(f"code/{group.code.name}.zst", group.code),
-                libraries={
-                    host: tuple(add_library(host, library) for library in own)
-                    for host, own in sorted(group.libraries.items())
-                },
-                rankings=tuple(
-                    RankingReference(
-                        ranking.gpu,
-                        ranking.measured,
-                        add(f"rankings/{group.name}-{number}.msgpack", ranking.to_bytes()),
-                    )
-                    for number, ranking in enumerate(_rankings_of(kernel.group, plan.rankings))
-                ),
-                parameters=kernel.parameters,
-                accumulation=kernel.accumulation,
-                cost=kernel.cost,
-                requests=add(f"requests/{group.name}.msgpack", requests_to_bytes(_in_order(group, ordered)))
-                if group.requests
-                else None,
-            )
-        )
+def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str, bytes | Path]]:
+    """The bundle to write at ``output``, and each of its files, as bytes or as the file to copy."""
+    check_plan(plan)
+    layout = _Layout()
+    groups = [_group_entry(layout, group, plan) for group in sorted(plan.groups, key=lambda item: item.name)]
     for name, text in sorted(plan.licenses.items()):
-        add(f"{LICENSES}/{name}", text, MAX_LICENSE_BYTES)
+        layout.add(f"{LICENSES}/{name}", text, MAX_LICENSE_BYTES)
+    catalog = _catalog(layout, plan, groups)
+    kernels = [entry for group in plan.groups for entry in group.entries]
+    requests = [compiled.request for group in plan.groups for compiled in group.requests]
+    bill = bill_of_materials(catalog, kernels, requests, plan.licenses)
+    layout.add(f"{BILL_FOLDER}/{BILL_NAME}", bill, most_bytes(len(kernels) + len(requests)))
+    manifest = manifest_to_bytes(layout.references)
+    _check_bounds(plan, layout.references, manifest)
+    bundle = VerifiedBundle(
+        output, manifest, layout.references, catalog, tuple(plan.groups), tuple(plan.rankings)
+    )
+    return bundle, {**layout.sources, MANIFEST_NAME: manifest}
+
+
+def _group_entry(layout: _Layout, group: GroupPlan, plan: BundlePlan) -> GroupEntry:
+    """Add the files of a group, and return its entry in the catalog."""
+    ordered = sorted(group.entries, key=lambda entry: (entry.kernel.name, entry.kernel.digest))
+    kernel = ordered[0].kernel
+    child = layout.add(f"groups/{group.name}.msgpack", group_to_bytes(tuple(ordered)))
+    code = layout.add_packed(f"code/{group.code.name}.zst", group.code)
+    libraries = {
+        host: tuple(layout.add_library(host, library) for library in own)
+        for host, own in sorted(group.libraries.items())
+    }
+    rankings = []
+    for number, ranking in enumerate(_rankings_of(kernel.group, plan.rankings)):
+        file = layout.add(f"rankings/{group.name}-{number}.msgpack", ranking.to_bytes())
+        rankings.append(RankingReference(ranking.gpu, ranking.measured, file))
+    requests = None
+    if group.requests:
+        by_kernel = {compiled.request.kernel.digest: compiled for compiled in group.requests}
+        data = requests_to_bytes([by_kernel[entry.kernel.digest] for entry in ordered])
+        requests = layout.add(f"requests/{group.name}.msgpack", data)
+    return GroupEntry(
+        name=group.name,
+        operation=kernel.operation,
+        operands=kernel.operands,
+        accumulator=kernel.accumulator,
+        epilogue=kernel.epilogue,
+        target=kernel.target,
+        kernel_count=len(ordered),
+        child=child,
+        code=code,
+        libraries=libraries,
+        rankings=tuple(rankings),
+        parameters=kernel.parameters,
+        requests=requests,
+        cost=kernel.cost,
+        accumulation=kernel.accumulation,
+    )
+
+
+def _catalog(layout: _Layout, plan: BundlePlan, groups: list[GroupEntry]) -> Catalog:
+    """Add the launchers and the catalog, and return the catalog."""
     catalog = Catalog(
         name=plan.name,
         version=plan.version,
@@ -181,28 +206,18 @@ def _laid_out(plan: BundlePlan, output: Path) -> tuple[VerifiedBundle, dict[str,
         hosts=tuple(sorted(plan.hosts)),
         requirements=plan.requirements,
         provenance=plan.provenance,
-        launchers={host: add_library(host, library) for host, library in sorted(plan.launchers.items())},
+        launchers={
+            host: layout.add_library(host, library) for host, library in sorted(plan.launchers.items())
+        },
         groups=Groups.of(groups),
         alignment=common_alignment(groups),
         variant=plan.variant,
     )
-    add(CATALOG_NAME, catalog.to_bytes())
-    kernels = [entry for group in plan.groups for entry in group.entries]
-    requests = [compiled.request for group in plan.groups for compiled in group.requests]
-    bill = bill_of_materials(catalog, kernels, requests, plan.licenses)
-    add(f"{BILL_FOLDER}/{BILL_NAME}", bill, most_bytes(len(kernels) + len(requests)))
-    _check_bounds(plan, references)
-    manifest = manifest_to_bytes(references)
-    if len(manifest) > MAX_MANIFEST_BYTES:
-        raise BundleError(
-            f"{MANIFEST_NAME} of bundle {plan.name!r} would have {len(manifest)} bytes, at most "
-            f"{MAX_MANIFEST_BYTES} can be read: build several bundles, e.g. one a target"
-        )
-    bundle = VerifiedBundle(output, manifest, references, catalog, tuple(plan.groups), tuple(plan.rankings))
-    return bundle, {**sources, MANIFEST_NAME: manifest}
+    layout.add(CATALOG_NAME, catalog.to_bytes())
+    return catalog
 
 
-def _check_bounds(plan: BundlePlan, references: Mapping[str, FileReference]) -> None:
+def _check_bounds(plan: BundlePlan, references: Mapping[str, FileReference], manifest: bytes) -> None:
     """Refuse what no reader would take."""
     if len(references) > MAX_FILES:
         raise BundleError(
@@ -219,12 +234,11 @@ def _check_bounds(plan: BundlePlan, references: Mapping[str, FileReference]) -> 
         unpacking.take(sum(ends.values()))
     except CorruptFile as error:
         raise BundleError(f"the GPU code of bundle {plan.name!r} packs too well: {error}") from None
-
-
-def _in_order(group: GroupPlan, ordered: Sequence[KernelEntry]) -> list[CompiledRequest]:
-    """A group's requests in the order of its kernels."""
-    by_kernel = {compiled.request.kernel.digest: compiled for compiled in group.requests}
-    return [by_kernel[entry.kernel.digest] for entry in ordered]
+    if len(manifest) > MAX_MANIFEST_BYTES:
+        raise BundleError(
+            f"{MANIFEST_NAME} of bundle {plan.name!r} would have {len(manifest)} bytes, at most "
+            f"{MAX_MANIFEST_BYTES} can be read: build several bundles, e.g. one a target"
+        )
 
 
 def _rankings_of(group: str, rankings: Sequence[Ranking]) -> list[Ranking]:
