@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,30 @@ if TYPE_CHECKING:
     from cutlass_aot.runtime.bundle import Bundle
     from cutlass_aot.schema.kernels.constraints import Operands
     from cutlass_aot.schema.tuning.ranking import Extents
+    from cutlass_aot.schema.tuning.shapes import ShapeList
     from cutlass_aot.schema.tuning.tuning import Tuning
     from cutlass_aot.tuning.reference_run import Reference
+    from cutlass_aot.tuning.session import Job
+
+
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    """What is to be measured, how, and where the results go.
+
+    ``drawn`` is the number of problems to draw beside those of ``shapes``; none is begun after ``seconds``.
+    """
+
+    shapes: Path | None
+    drawn: int
+    seconds: float | None
+    output: Path | None
+    applied: Path | None
+    plugins: tuple[str, ...]
+    gpu: int
+    filters: dict[str, list[str]]
+    exhaustive: bool
+    force: bool
+    as_json: bool
 
 
 @click.command("tune")
@@ -115,69 +137,70 @@ def command(
       cutlass-aot tune BUNDLE --from FILE --apply BUNDLE     use what was measured
     """
     if fitted is not None:
-        _refuse_beside(context, "fit", "fitted", "output", "as_json")
+        _refuse_beside(context, "--fit", "fitted", "output", "as_json")
         return _fit(bundle, fitted, output or fitted, as_json)
     if source is not None:
-        _refuse_beside(context, "from", "source", "applied", "as_json")
+        _refuse_beside(context, "--from", "source", "applied", "as_json")
         if applied is None:
             raise click.UsageError("--from needs --apply, the directory to write the bundle to.")
         return _apply(bundle, source, applied, as_json)
     if shapes is None and design is None:
         raise click.UsageError("Missing option '--shapes' or '--design': the problems to measure.")
+    measurement = _Measurement(
+        shapes=shapes, drawn=design or 0, seconds=None if minutes is None else 60 * minutes, output=output,
+        applied=applied, plugins=plugins, gpu=gpu, filters=filters_given(filters), exhaustive=exhaustive,
+        force=force, as_json=as_json,
+    )  # fmt: skip
     try:
-        return _measure(
-            bundle,
-            shapes,
-            design or 0,
-            None if minutes is None else 60 * minutes,
-            output,
-            applied,
-            plugins,
-            gpu,
-            filters_given(filters),
-            exhaustive,
-            force,
-            as_json,
-        )
+        return _measure(bundle, measurement)
     except KeyboardInterrupt:
         raise click.Abort("what was measured is kept, and the same command goes on from there") from None
 
 
-def _refuse_beside(context: click.Context, option: str, *allowed: str) -> None:
-    """Refuse options of measuring beside one that measures nothing and would ignore them."""
-    for name in context.params:
+def _refuse_beside(context: click.Context, mode: str, *allowed: str) -> None:
+    """Refuse parameters other than the ``allowed`` beside --fit or --from, which would ignore them."""
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in context.params:  # In the order of the command line.
         given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if given and name not in ("bundle", *allowed):
-            flag = next(o.opts[0] for o in context.command.params if o.name == name)
-            raise click.UsageError(f"{flag} does not go with --{option}, which measures nothing.")
+            raise click.UsageError(f"{flags[name]} does not go with {mode}, which measures nothing.")
 
 
 def _fit(bundle: Path, source: Path, output: Path, as_json: bool) -> int:
-    from cutlass_aot.cli.output.tune_report import tell_fitted
+    """Fit the cost model anew to the tuning file ``source``."""
     from cutlass_aot.runtime.bundle import open_bundle
     from cutlass_aot.schema.tuning.tuned import fits, objects_of
-    from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
-    from cutlass_aot.tuning.fit import fit_tuning
+    from cutlass_aot.schema.tuning.tuning import read_tuning
 
     opened = open_bundle(bundle, check=False)
-    handles = opened.kernels()
     tuning = read_tuning(source)
     fit = fits(
         tuning,
-        objects_of(handle.entry for handle in handles),
+        objects_of(handle.entry for handle in opened.kernels()),
         holder=f"bundle {opened.name}",
         advice="name the bundle that was measured",
         versions=opened.catalog.provenance,
     )
     if not fit:
         raise TuningError(f"{source}: {fit.reason}")
-    tuning = fit_tuning(tuning, (handle.kernel for handle in handles))
-    write_tuning(tuning, output)
-    tell_fitted(tuning, output, as_json=as_json)
+    _write_fitted(tuning, opened, output, as_json)
     return 0
 
 
+def _write_fitted(tuning: Tuning, bundle: Bundle, path: Path, as_json: bool) -> Tuning:
+    """Fit the cost model to a tuning, and write it to the tuning file ``path``."""
+    from cutlass_aot.cli.output.tune_report import tell_fitted
+    from cutlass_aot.schema.tuning.tuning import write_tuning
+    from cutlass_aot.tuning.fit import fit_tuning
+
+    tuning = fit_tuning(tuning, (handle.kernel for handle in bundle.kernels()))
+    write_tuning(tuning, path)
+    tell_fitted(tuning, path, as_json=as_json)
+    return tuning
+
+
 def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
+    """Write the bundle with the results of the tuning file ``source``."""
     from cutlass_aot.bundle.apply_tuning import apply_tuning
     from cutlass_aot.cli.output.tune_report import tell_applied
     from cutlass_aot.schema.tuning.costs import FORMULA
@@ -202,70 +225,82 @@ def _apply(bundle: Path, source: Path, applied: Path, as_json: bool) -> int:
     return 0
 
 
-def _measure(
-    bundle: Path,
-    shapes: Path | None,
-    drawn: int,
-    seconds: float | None,
-    output: Path | None,
-    applied: Path | None,
-    plugins: tuple[str, ...],
-    gpu: int,
-    filters: dict[str, list[str]],
-    exhaustive: bool,
-    force: bool,
-    as_json: bool,
-) -> int:
+def _measure(bundle: Path, measurement: _Measurement) -> int:
+    """Measure, write the times and the cost model, and apply them if that was requested."""
     from cutlass_aot.bundle.apply_tuning import with_tuning
     from cutlass_aot.bundle.replace import check_output
     from cutlass_aot.bundle.verify.directory import require_sound
     from cutlass_aot.bundle.write import write_bundle
-    from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport, tell_applied, tell_fitted
+    from cutlass_aot.cli.output.tune_report import tell_applied
     from cutlass_aot.manifest.toml import read_bytes
     from cutlass_aot.runtime.bundle import open_bundle
-    from cutlass_aot.runtime.machine import cuda_driver
-    from cutlass_aot.schema.kernels.operands import extent_names
-    from cutlass_aot.schema.tuning.ranking import problem_of
     from cutlass_aot.schema.tuning.shapes import ShapeList, parse_shapes
-    from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
-    from cutlass_aot.tuning.design import design
-    from cutlass_aot.tuning.fit import fit_tuning, import_numpy
-    from cutlass_aot.tuning.gpu import GpuBench, import_torch
-    from cutlass_aot.tuning.rotation import is_gemm
-    from cutlass_aot.tuning.search import Effort
-    from cutlass_aot.tuning.session import plan, resumed, run, unfitting
 
+    shapes, applied = measurement.shapes, measurement.applied
     listed = ShapeList((), ()) if shapes is None else parse_shapes(read_bytes(shapes), str(shapes))
     opened = open_bundle(bundle)
-
-    def problems(operands: Operands) -> list[Extents]:
-        if is_gemm(operands):
-            return list(dict.fromkeys((*listed.extents, *design(operands, drawn))))
-        names = {*extent_names(operands)}
-        return [problem_of(operands, own) for own in listed.own if own.keys() == names]
-
-    references = _references(opened, plugins)
-    jobs, notes = plan(opened, filters, problems, cuda_driver.compute_capability(gpu), references)
-    for job in jobs:
-        opened.require(job.kernels[0].target, gpu)
+    jobs, notes = _jobs(opened, listed, measurement)
     made_of = None
     if applied is not None:
         # Refuses before measuring what could not be written after it.
         made_of = require_sound(bundle).plan()
         tell_unchecked(bundle)
         check_output(applied)
+    tuning, path, failures = _session(opened, jobs, notes, measurement)
+    tuning = _write_fitted(tuning, opened, path, measurement.as_json)
+    if made_of is not None and applied is not None:
+        outcome = write_bundle(with_tuning(made_of, tuning), applied)
+        tell_applied(tuning, applied, outcome.written, as_json=measurement.as_json)
+    return 1 if failures else 0
+
+
+def _jobs(bundle: Bundle, listed: ShapeList, measurement: _Measurement) -> tuple[list[Job], list[str]]:
+    """The groups to measure, each with its problems, and notes on what is left out."""
+    from cutlass_aot.runtime.machine import cuda_driver
+    from cutlass_aot.schema.kernels.operands import extent_names
+    from cutlass_aot.schema.tuning.ranking import problem_of
+    from cutlass_aot.tuning.design import design
+    from cutlass_aot.tuning.rotation import is_gemm
+    from cutlass_aot.tuning.session import plan, unfitting
+
+    def problems(operands: Operands) -> list[Extents]:
+        if is_gemm(operands):
+            return list(dict.fromkeys((*listed.extents, *design(operands, measurement.drawn))))
+        names = {*extent_names(operands)}
+        return [problem_of(operands, own) for own in listed.own if own.keys() == names]
+
+    references = _references(bundle, measurement.plugins)
+    capability = cuda_driver.compute_capability(measurement.gpu)
+    jobs, notes = plan(bundle, measurement.filters, problems, capability, references)
+    for job in jobs:
+        bundle.require(job.kernels[0].target, measurement.gpu)
+    unfit = [f"{measurement.shapes}: {note}" for note in unfitting(listed.own, bundle)]
+    return jobs, [*listed.notes, *unfit, *notes]
+
+
+def _session(
+    bundle: Bundle, jobs: list[Job], notes: list[str], measurement: _Measurement
+) -> tuple[Tuning, Path, bool]:
+    """Measure what the tuning file lacks: its contents now, its path, and whether a kernel failed."""
+    from cutlass_aot.cli.output.tune_report import JsonReport, PlainReport
+    from cutlass_aot.schema.tuning.tuning import read_tuning, write_tuning
+    from cutlass_aot.tuning.fit import import_numpy
+    from cutlass_aot.tuning.gpu import GpuBench, import_torch
+    from cutlass_aot.tuning.search import Effort
+    from cutlass_aot.tuning.session import resumed, run
+
+    gpu, exhaustive = measurement.gpu, measurement.exhaustive
     torch = import_torch(gpu)
     import_numpy()
-    tuning = _empty(opened, gpu, str(torch.__version__))
-    path = output or Path("build/tuning") / f"{opened.name}.{_slug(tuning.gpu)}.json"
-    if path.exists() and not force:
+    tuning = _empty(bundle, gpu, str(torch.__version__))
+    path = measurement.output or Path("build/tuning") / f"{bundle.name}.{_slug(tuning.gpu)}.json"
+    if path.exists() and not measurement.force:
         try:
-            tuning = resumed(read_tuning(path), tuning, opened)
+            tuning = resumed(read_tuning(path), tuning, bundle)
         except TuningError as error:
             raise TuningError(f"{path}: {error}") from None
-    report = (JsonReport if as_json else PlainReport)(jobs, tuning.gpu)
-    unfit = [f"{shapes}: {note}" for note in unfitting(listed.own, opened)]
-    report.begin([*listed.notes, *unfit, *notes])
+    report = (JsonReport if measurement.as_json else PlainReport)(jobs, tuning.gpu)
+    report.begin(notes)
     try:
         with GpuBench(torch, gpu, Effort(exhaustive=exhaustive)) as bench:
             tuning = run(
@@ -276,18 +311,12 @@ def _measure(
                 report,
                 time.monotonic,
                 exhaustive=exhaustive,
-                seconds=seconds,
+                seconds=measurement.seconds,
             )
     finally:
         report.close()
     report.end(path)
-    tuning = fit_tuning(tuning, (handle.kernel for handle in opened.kernels()))
-    write_tuning(tuning, path)
-    tell_fitted(tuning, path, as_json=as_json)
-    if made_of is not None and applied is not None:
-        outcome = write_bundle(with_tuning(made_of, tuning), applied)
-        tell_applied(tuning, applied, outcome.written, as_json=as_json)
-    return 1 if report.failures else 0
+    return tuning, path, bool(report.failures)
 
 
 def _references(bundle: Bundle, plugins: tuple[str, ...]) -> dict[str, Reference]:
