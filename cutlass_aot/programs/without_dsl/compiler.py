@@ -36,80 +36,88 @@ _FLAGS: Mapping[str, Mapping[str, Any]] = {
 _NOT_A_FLAG = re.compile(r"(?:--)?(?:warnings|remarks|iket|debug|diagnostic)\b")
 
 
-def options() -> Mapping[str, Any]:
-    """Compile options and ``cute.compile``'s class."""
-    known = names.options()
+class CompileOption:
+    """A compile option with its value."""
 
-    class CompileOption:
-        _option_name: str | None = None
-        _cli_flag: str | None = None
-        _default: Any = ""
+    _option_name: str | None = None
+    _cli_flag: str | None = None
+    _default: Any = ""
 
-        def __init__(self, val: Any = True) -> None:
-            self.value = _checked(type(self).__name__, val)
+    def __init__(self, val: Any = True) -> None:
+        self.value = _checked(type(self).__name__, val)
 
-        def serialize(self) -> str:
-            """The option as text, by which packages tell what they compiled before."""
-            return "" if self._option_name is None else f"{self._option_name}={self.value}"
+    def serialize(self) -> str:
+        """The option as text, by which packages tell what they compiled before."""
+        return "" if self._option_name is None else f"{self._option_name}={self.value}"
 
-    class BooleanCompileOption(CompileOption):
-        """An option that is on or off."""
 
-    def made(option: names.Option) -> type:
+class BooleanCompileOption(CompileOption):
+    """An option that is on or off."""
+
+
+@functools.lru_cache(maxsize=1)
+def _kinds() -> Mapping[str, type[CompileOption]]:
+    """The classes of the compile options in the table, by their names."""
+    found: dict[str, type[CompileOption]] = {}
+    for option in names.options():
         base = BooleanCompileOption if option.kind == "bool" else CompileOption
         members = {"_option_name": option.option_name, "_cli_flag": option.flag, "_default": option.default}
-        return type(option.class_name, (base,), {**members, "__module__": _COMPILER})
+        found[option.class_name] = type(option.class_name, (base,), {**members, "__module__": _COMPILER})
+    return found
 
-    kinds = {option.class_name: made(option) for option in known}
 
-    class CompileOptions:
-        """The options of a compiler, by their classes."""
+class CompileOptions:
+    """The options of a compiler, by their classes."""
 
-        enable_tvm_ffi = property(lambda self: self.options[kinds["EnableTVMFFI"]].value)
+    enable_tvm_ffi = property(lambda self: self.options[_kinds()["EnableTVMFFI"]].value)
 
-        def __init__(self, given: Any = None) -> None:
-            self.options = {
-                kinds[option.class_name]: kinds[option.class_name](option.default) for option in known
-            }
-            for option in given if isinstance(given, tuple) else () if given is None else (given,):
-                if isinstance(option, type) and issubclass(option, BooleanCompileOption):
-                    option = option(True)
-                if type(option) not in self.options:
-                    refuse(f"the compile option {option!r} was passed")
-                self.options[type(option)] = option
+    def __init__(self, given: Any = None) -> None:
+        self.options = {kind: kind(kind._default) for kind in _kinds().values()}
+        for option in given if isinstance(given, tuple) else () if given is None else (given,):
+            if isinstance(option, type) and issubclass(option, BooleanCompileOption):
+                option = option(True)
+            if type(option) not in self.options:
+                refuse(f"the compile option {option!r} was passed")
+            self.options[type(option)] = option
 
-    class CompileCallable:
-        """``cute.compile``, and what ``cute.compile[...]`` gives."""
 
-        def __init__(self, given: Any = None) -> None:
-            self._compile_options = CompileOptions(given)
+class CompileCallable:
+    """``cute.compile``, and what ``cute.compile[...]`` gives."""
 
-        def __getitem__(self, given: Any) -> CompileCallable:
-            return CompileCallable(given)
+    def __init__(self, given: Any = None) -> None:
+        self._compile_options = CompileOptions(given)
 
-        def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-            refuse("cute.compile was called, and no bundle answered")
+    def __getitem__(self, given: Any) -> CompileCallable:
+        return CompileCallable(given)
 
-    def _parse_compile_options_from_str(text: str) -> Any:
-        words = _words(text)
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=True, exit_on_error=True)
-        for option in known:
-            if option.flag is None:
-                continue
-            default = argparse.SUPPRESS if option.is_left_out else option.default
-            kind = _FLAGS.get(option.kind, {})
-            parser.add_argument(f"--{option.flag}", dest=option.class_name, default=default, **kind)
-        try:
-            found = vars(parser.parse_args(words))
-        except SystemExit:
-            raise ValueError(f"it is malformed: {text!r}") from None
-        parsed = CompileOptions()
-        for name, value in found.items():
-            parsed.options[kinds[name]].value = _checked(name, value)
-        return parsed
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Refuse: only a bundle answers."""
+        refuse("cute.compile was called, and no bundle answered")
 
+
+def _parse_compile_options_from_str(text: str) -> Any:
+    words = _words(text)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=True, exit_on_error=True)
+    for option in names.options():
+        if option.flag is None:
+            continue
+        default = argparse.SUPPRESS if option.is_left_out else option.default
+        kind = _FLAGS.get(option.kind, {})
+        parser.add_argument(f"--{option.flag}", dest=option.class_name, default=default, **kind)
+    try:
+        found = vars(parser.parse_args(words))
+    except SystemExit:
+        raise ValueError(f"it is malformed: {text!r}") from None
+    parsed = CompileOptions()
+    for name, value in found.items():
+        parsed.options[_kinds()[name]].value = _checked(name, value)
+    return parsed
+
+
+def options() -> Mapping[str, Any]:
+    """Compile options and ``cute.compile``'s class."""
     return by_name(
-        *kinds.values(), CompileOption, BooleanCompileOption, CompileOptions, CompileCallable,
+        *_kinds().values(), CompileOption, BooleanCompileOption, CompileOptions, CompileCallable,
         _parse_compile_options_from_str,
     )  # fmt: skip
 
