@@ -12,10 +12,11 @@ from typing import Any
 
 from cutlass_aot.programs.without_dsl.finder import find
 from cutlass_aot.programs.without_dsl.layout import Layout
+from cutlass_aot.programs.without_dsl.numbers import NumericMeta
 from cutlass_aot.programs.without_dsl.placeholders import by_name, refuse
+from cutlass_aot.programs.without_dsl.symbols import SymInt
 from cutlass_aot.runtime.launching.dlpack import tensor_in
 
-_CUTE_TYPING = "cutlass.cute.typing"
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
 _DTYPES = {
     (_INT, 8): "Int8", (_INT, 16): "Int16", (_INT, 32): "Int32", (_INT, 64): "Int64",
@@ -28,22 +29,17 @@ _CPU, _CUDA = 1, 2
 
 
 def tensors() -> Mapping[str, Any]:
-    """Fake tensors, framework tensors and pointers, and the functions that make them."""
-    base: Any = find(f"{_CUTE_TYPING}:Tensor")
-    pointer_base: Any = find(f"{_CUTE_TYPING}:Pointer")
-    extent = find(f"{_CUTE_TYPING}:SymInt")
+    """Fake tensors, framework tensors and pointers, and the functions that make them.
+
+    Functions define the classes, since their bases are placeholders, which are made when they are imported.
+    """
+    tensor, pointer = find("cutlass.cute.typing:Tensor"), find("cutlass.cute.typing:Pointer")
     spaces = find("cutlass.base_dsl.enums:AddressSpace")
-    numeric = find("cutlass.base_dsl.typing:NumericMeta")
+    return _fake_tensors(tensor, spaces) | _framework_tensors(tensor, spaces) | _pointers(pointer, spaces)
 
-    def space_of(space: Any) -> Any:
-        if isinstance(space, bool) or not isinstance(space, int):
-            refuse(f"an address space of {type(space).__qualname__} was requested")
-        return spaces(int(space))
 
-    def type_of(dtype: Any) -> Any:
-        if not isinstance(dtype, numeric):
-            refuse(f"a tensor or a pointer of {dtype!r} was made")
-        return dtype
+def _fake_tensors(base: Any, spaces: Any) -> dict[str, Any]:
+    """``_FakeTensor`` and the functions that make one; ``base`` is the class of all tensors."""
 
     class _FakeTensor(base):  # type: ignore[misc]
         """A tensor with a shape, strides and a dtype, and no data."""
@@ -53,10 +49,10 @@ def tensors() -> Mapping[str, Any]:
             assumed_align: int | None = None, use_32bit_stride: bool = False,
         ) -> None:  # fmt: skip
             shape, stride = tuple(shape), tuple(stride)
-            if not all(isinstance(item, (int, extent)) for item in (*shape, *stride)):
+            if not all(isinstance(item, (int, SymInt)) for item in (*shape, *stride)):
                 raise ValueError("All shape and stride elements must be int or SymInt")
-            self._dtype, self._shape, self._stride = type_of(dtype), shape, stride
-            self._memspace, self._use_32bit_stride = space_of(memspace), use_32bit_stride
+            self._dtype, self._shape, self._stride = _type_of(dtype), shape, stride
+            self._memspace, self._use_32bit_stride = _space_of(spaces, memspace), use_32bit_stride
             self._assumed_align = (dtype.width + 7) // 8 if assumed_align is None else assumed_align
             self._typed_tensor = SimpleNamespace(assumed_align=self._assumed_align)
 
@@ -70,6 +66,33 @@ def tensors() -> Mapping[str, Any]:
             return f"FakeTensor<{self._dtype}, {self._shape}, {self._stride}>"
 
         __str__ = __repr__
+
+    def make_fake_tensor(
+        dtype: Any, shape: Any, stride: Any, *, memspace: Any = spaces.gmem, assumed_align: int | None = None
+    ) -> Any:
+        return _FakeTensor(dtype, shape, stride=stride, memspace=memspace, assumed_align=assumed_align)
+
+    def make_fake_compact_tensor(
+        dtype: Any, shape: Any, *, stride_order: Sequence[int] | None = None, memspace: Any = spaces.gmem,
+        assumed_align: int | None = None, use_32bit_stride: bool = False,
+    ) -> Any:  # fmt: skip
+        """A fake tensor of a compact layout; in ``stride_order``, 0 is innermost."""
+        order = tuple(range(len(shape))) if stride_order is None else tuple(stride_order)
+        if sorted(order) != list(range(len(shape))):
+            raise ValueError(
+                f"stride_order ({stride_order}) must be empty or have same length as shape ({shape})."
+            )
+        strides = _compact_strides(shape, order, 32 if use_32bit_stride else 64)
+        return _FakeTensor(
+            dtype, shape, stride=strides, memspace=memspace, assumed_align=assumed_align,
+            use_32bit_stride=use_32bit_stride,
+        )  # fmt: skip
+
+    return by_name(_FakeTensor, make_fake_tensor, make_fake_compact_tensor)
+
+
+def _framework_tensors(base: Any, spaces: Any) -> dict[str, Any]:
+    """``_Tensor`` and the function that makes one; ``base`` is the class of all tensors."""
 
     class _Tensor(base):  # type: ignore[misc]
         """A framework's tensor."""
@@ -91,11 +114,7 @@ def tensors() -> Mapping[str, Any]:
                     self._dlpack_data = tensor.__dlpack__()
             self._assumed_align, self._use_32bit_stride = assumed_align, use_32bit_stride
             described = tensor_in(self._dlpack_data)
-            code, bits, lanes = described.dtype.code, described.dtype.bits, described.dtype.lanes
-            name = _DTYPES.get((code, bits)) if lanes == 1 else None
-            if name is None:
-                refuse(f"from_dlpack of a tensor of DLPack's type {code} with {bits} bits and {lanes} lanes")
-            self._dtype = find(f"cutlass.base_dsl.typing:{name}")
+            self._dtype = _type_of_dlpack(described.dtype)
             self._sizes = tuple(described.shape[: described.ndim])
             if not described.strides:
                 refuse("from_dlpack of a tensor without strides was called")
@@ -120,7 +139,7 @@ def tensors() -> Mapping[str, Any]:
 
         @element_type.setter
         def element_type(self, new_type: Any) -> None:
-            self._dtype = type_of(new_type)
+            self._dtype = _type_of(new_type)
 
         dtype = property(lambda self: self._dtype)
         shape = property(lambda self: self._sizes)
@@ -143,54 +162,6 @@ def tensors() -> Mapping[str, Any]:
         def __str__(self) -> str:
             return f"Tensor<{self._layout}>"
 
-    class _Pointer(pointer_base):  # type: ignore[misc]
-        def __init__(
-            self, pointer: int, dtype: Any, mem_space: Any = spaces.generic, assumed_align: Any = None
-        ) -> None:
-            self._pointer, self._dtype, self._addr_space = pointer, type_of(dtype), space_of(mem_space)
-            self._assumed_align = dtype.width // 8 if assumed_align is None else assumed_align
-            if int(pointer) % self._assumed_align:
-                raise AssertionError(f"pointer must be {self._assumed_align} bytes aligned")
-
-        dtype = property(lambda self: self._dtype)
-        memspace = property(lambda self: self._addr_space)
-
-        def __tvm_ffi_opaque_ptr__(self) -> Any:
-            return self._pointer
-
-        def __str__(self) -> str:
-            return f"Ptr<0x{int(self._pointer):016x}@{self._addr_space}>"
-
-    def make_fake_tensor(
-        dtype: Any, shape: Any, stride: Any, *, memspace: Any = spaces.gmem, assumed_align: int | None = None
-    ) -> Any:
-        return _FakeTensor(dtype, shape, stride=stride, memspace=memspace, assumed_align=assumed_align)
-
-    def make_fake_compact_tensor(
-        dtype: Any, shape: Any, *, stride_order: Sequence[int] | None = None, memspace: Any = spaces.gmem,
-        assumed_align: int | None = None, use_32bit_stride: bool = False,
-    ) -> Any:  # fmt: skip
-        """A fake tensor of a compact layout; in ``stride_order``, 0 is innermost."""
-        order = tuple(range(len(shape))) if stride_order is None else tuple(stride_order)
-        if sorted(order) != list(range(len(shape))):
-            raise ValueError(
-                f"stride_order ({stride_order}) must be empty or have same length as shape ({shape})."
-            )
-        strides: list[Any] = [None] * len(order)
-        step: Any = 1
-        for place in range(len(order)):
-            strides[order.index(place)] = step
-            step = step * shape[order.index(place)]
-        width = 32 if use_32bit_stride else 64
-        strides = [
-            extent(width, divisibility=item.divisibility) if isinstance(item, extent) else item
-            for item in strides
-        ]
-        return _FakeTensor(
-            dtype, shape, stride=tuple(strides), memspace=memspace, assumed_align=assumed_align,
-            use_32bit_stride=use_32bit_stride,
-        )  # fmt: skip
-
     def from_dlpack(
         tensor_dlpack: Any, assumed_align: int | None = None, use_32bit_stride: bool = False, *,
         enable_tvm_ffi: bool = False, force_tf32: bool = False,
@@ -207,6 +178,31 @@ def tensors() -> Mapping[str, Any]:
             made.element_type = find("cutlass.base_dsl.typing:TFloat32")
         return made
 
+    return by_name(_Tensor, from_dlpack)
+
+
+def _pointers(base: Any, spaces: Any) -> dict[str, Any]:
+    """``_Pointer`` and the functions that make one; ``base`` is the class of all pointers."""
+
+    class _Pointer(base):  # type: ignore[misc]
+        def __init__(
+            self, pointer: int, dtype: Any, mem_space: Any = spaces.generic, assumed_align: Any = None
+        ) -> None:
+            self._pointer = pointer
+            self._dtype, self._addr_space = _type_of(dtype), _space_of(spaces, mem_space)
+            self._assumed_align = dtype.width // 8 if assumed_align is None else assumed_align
+            if int(pointer) % self._assumed_align:
+                raise AssertionError(f"pointer must be {self._assumed_align} bytes aligned")
+
+        dtype = property(lambda self: self._dtype)
+        memspace = property(lambda self: self._addr_space)
+
+        def __tvm_ffi_opaque_ptr__(self) -> Any:
+            return self._pointer
+
+        def __str__(self) -> str:
+            return f"Ptr<0x{int(self._pointer):016x}@{self._addr_space}>"
+
     def make_ptr(
         dtype: Any, value: Any, mem_space: Any = spaces.generic, assumed_align: int | None = None
     ) -> Any:
@@ -219,10 +215,42 @@ def tensors() -> Mapping[str, Any]:
     def nullptr(dtype: Any, mem_space: Any = spaces.generic, assumed_align: int | None = None) -> Any:
         return make_ptr(dtype, 0, mem_space, assumed_align)
 
-    return by_name(
-        _FakeTensor, _Tensor, _Pointer, make_fake_tensor, make_fake_compact_tensor, from_dlpack, make_ptr,
-        nullptr,
-    )  # fmt: skip
+    return by_name(_Pointer, make_ptr, nullptr)
+
+
+def _space_of(spaces: Any, space: Any) -> Any:
+    """An address space, from itself or its number."""
+    if isinstance(space, bool) or not isinstance(space, int):
+        refuse(f"an address space of {type(space).__qualname__} was requested")
+    return spaces(int(space))
+
+
+def _type_of(dtype: Any) -> Any:
+    """A numeric type; anything else is refused."""
+    if not isinstance(dtype, NumericMeta):
+        refuse(f"a tensor or a pointer of {dtype!r} was made")
+    return dtype
+
+
+def _type_of_dlpack(dtype: Any) -> Any:
+    """The numeric type of a ``DLDataType``."""
+    code, bits, lanes = dtype.code, dtype.bits, dtype.lanes
+    name = _DTYPES.get((code, bits)) if lanes == 1 else None
+    if name is None:
+        refuse(f"from_dlpack of a tensor of DLPack's type {code} with {bits} bits and {lanes} lanes")
+    return find(f"cutlass.base_dsl.typing:{name}")
+
+
+def _compact_strides(shape: Any, order: tuple[int, ...], width: int) -> tuple[Any, ...]:
+    """Strides of a compact layout; in ``order``, 0 is innermost. Symbolic ones have ``width`` bits."""
+    strides: list[Any] = [None] * len(order)
+    step: Any = 1
+    for place in range(len(order)):
+        dimension = order.index(place)
+        symbolic = isinstance(step, SymInt)
+        strides[dimension] = SymInt(width, divisibility=step.divisibility) if symbolic else step
+        step = step * shape[dimension]
+    return tuple(strides)
 
 
 def torch_dtypes() -> Mapping[str, Any]:
