@@ -23,6 +23,7 @@ from cutlass_aot.errors import RequestError
 from cutlass_aot.programs.describe.values.description import Passed
 from cutlass_aot.programs.describe.values.dsl import adapters_of
 from cutlass_aot.programs.describe.values.objects import is_adapted, passed_field
+from cutlass_aot.programs.start.export import NotExported
 from cutlass_aot.runtime.launching.dlpack import ManagedTensor, capsule_of, tensor_in
 from cutlass_aot.schema.requests.request import Request
 
@@ -98,7 +99,7 @@ def as_requested(request: Request, function: Callable[..., Any]) -> Callable[...
     return WithoutTvmFfi(function) if is_without(request) else function
 
 
-class WithoutTvmFfi:
+class WithoutTvmFfi(NotExported):
     """A function with TVM-FFI that takes the arguments of one without, such as the DSL's tensors."""
 
     __slots__ = ("_function",)

@@ -42,6 +42,7 @@ from cutlass_aot.programs.describe.profiles import device_numbers
 from cutlass_aot.programs.describe.request import Surroundings, request_of
 from cutlass_aot.programs.record import pretend_gpu
 from cutlass_aot.programs.record.fake_tensors import explain_data_dependence
+from cutlass_aot.programs.start.export import NotExported
 from cutlass_aot.programs.start.files import note_refusal, write_whole
 from cutlass_aot.programs.start.interception import Compile, Interception
 from cutlass_aot.programs.start.packages import known_variables
@@ -108,7 +109,7 @@ def plan_of(
     }  # fmt: skip
 
 
-class Nothing:
+class Nothing(NotExported):
     """Stands for a compiled function where there is no GPU: takes any arguments and does nothing.
 
     It has what the DSL's functions have that programs were seen to use beside calling them.

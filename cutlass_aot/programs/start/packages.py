@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from types import ModuleType
+from typing import Any
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.entry_points import PROGRAMS
@@ -37,7 +38,8 @@ class ProgramPackage:
         caches_off: environment variable to the value that turns a cache of compiled kernels off, or what
             needs the cache.
         cache_switches: ``module:NAME`` of every module-level boolean that such a variable is read into
-            when the module is imported. Empty where the package reads its variable at every call.
+            when the module is imported, or ``module:NAME.NAME`` of what only a cache that is on has. Empty
+            where the package reads its variable at every call.
     """
 
     name: str
@@ -78,11 +80,21 @@ KNOWN_PACKAGES = (
     ),
     # FlashInfer has a copy of it. Its autotuning needs the cache, and a GPU to measure on.
     ProgramPackage("b12x", caches_off={"B12X_COMPILE_DISK_CACHE": "0", "B12X_AUTOTUNE": "0"}),
+    ProgramPackage(
+        "sglang",
+        caches_off={"SGLANG_CUTE_AOT_CACHE_DIR": ""},
+        # The caches are made when their modules are imported. What is off has no directory.
+        cache_switches=(
+            "sglang.kernels.ops.attention.flash_attn.cute.interface:"
+            "_flash_attn_fwd.compile_cache._cache_path_source",
+            "sglang.kernels.ops.attention.kda_decode_mtp:_DSPARK_COMPILED._cache_path_source",
+        ),
+    ),
     # Both are read at every call.
     ProgramPackage("nvidia-cudnn-frontend", caches_off={"CUDNN_FRONTEND_DISABLE_COMPILED_CACHE": "1"}),
 )
-"""Read from the sources of flash-attn-4 4.0.0b36, quack-kernels 0.6.5, flashinfer-python 0.7.2, b12x 1.5.1
-and nvidia-cudnn-frontend 1.32.0."""
+"""Read from the sources of flash-attn-4 4.0.0b36, quack-kernels 0.6.5, flashinfer-python 0.7.2, b12x 1.5.1,
+sglang 0.5.23 and nvidia-cudnn-frontend 1.32.0."""
 
 
 def packages() -> tuple[ProgramPackage, ...]:
@@ -138,8 +150,11 @@ def caches_left_on(modules: Mapping[str, ModuleType] | None = None) -> list[str]
     found = []
     for package in packages():
         for switch in package.cache_switches:
-            module, _, name = switch.partition(":")
-            if getattr(imported.get(module), name, False):
+            module, _, names = switch.partition(":")
+            value: Any = imported.get(module)
+            for name in names.split("."):
+                value = getattr(value, name, None)
+            if value:
                 found.append(switch)
     return found
 

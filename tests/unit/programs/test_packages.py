@@ -22,6 +22,7 @@ def test_every_known_package_has_a_cache_that_is_turned_off():
     assert off["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "0"
     assert off["QUACK_CACHE_ENABLED"] == "0"
     assert off["FLASHINFER_CUTE_DSL_DISABLE_CACHE"] == "1"
+    assert off["SGLANG_CUTE_AOT_CACHE_DIR"] == ""
     assert off["CUDNN_FRONTEND_DISABLE_COMPILED_CACHE"] == "1"
     assert all(package.caches_off for package in KNOWN_PACKAGES)
 
@@ -97,3 +98,12 @@ def test_a_cache_that_was_read_too_early_is_named():
     module.CACHE_ENABLED = False
     assert caches_left_on({"quack.cache": module}) == []
     assert caches_left_on({}) == []
+
+
+def test_a_cache_object_that_was_made_too_early_is_named():
+    name = "sglang.kernels.ops.attention.kda_decode_mtp"
+    module = ModuleType(name)
+    module._DSPARK_COMPILED = SimpleNamespace(_cache_path_source=lambda: "/cache")
+    assert caches_left_on({name: module}) == [f"{name}:_DSPARK_COMPILED._cache_path_source"]
+    module._DSPARK_COMPILED = SimpleNamespace(cache={})
+    assert caches_left_on({name: module}) == []

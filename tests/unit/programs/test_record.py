@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from cutlass_aot.errors import ProgramError
 from cutlass_aot.programs.record.record import Nothing, Recorder
+from cutlass_aot.programs.without_tvm_ffi import WithoutTvmFfi
 
 SLOW = """
 import time
@@ -86,3 +88,12 @@ def test_what_stands_for_a_compiled_function_has_what_programs_use_of_one():
     assert nothing.__tvm_ffi_object__()(1) is None
     with pytest.raises((TypeError, ValueError)):
         inspect.signature(nothing)
+
+
+@pytest.mark.parametrize("name", ["export_to_c", "dump_to_object"])
+@pytest.mark.parametrize("function", [Nothing(), WithoutTvmFfi(print)])
+def test_object_code_of_what_stands_for_a_compiled_function_is_refused(name, function):
+    """As if it had no such method: some packages keep a function only if it has one."""
+    with pytest.raises(ProgramError, match=rf"{name} of <.*a cache of the program .* turn it off"):
+        getattr(function, name)
+    assert not hasattr(function, name)
