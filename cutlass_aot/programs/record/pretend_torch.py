@@ -44,6 +44,11 @@ class Stream(_Idle):
 
     wait_event = wait_stream = synchronize = _Idle.do_nothing
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority."""
+        return (0, -3)
+
     @property
     def device(self) -> Any:
         """The pretended GPU."""
@@ -95,25 +100,62 @@ class Graph(_Idle):
         return (0, 0)
 
 
-_IDLE = ("graph", "stream", "StreamContext", "device", "device_of", "_DeviceGuard")
+class MemPool(_Idle):
+    """A memory pool from which nothing is allocated."""
+
+    id = Graph().pool()
+    allocator = None
+
+    def use_count(self) -> int:
+        """The number of its users."""
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list[Any]:
+        """Its segments: none."""
+        return []
+
+
+class Allocator(_Idle):
+    """An allocator of the program's own, whose library is not loaded."""
+
+    def allocator(self) -> None:
+        """What a pool takes."""
+
+
+_IDLE = (
+    "graph", "stream", "StreamContext", "device", "device_of", "_DeviceGuard", "use_mem_pool",
+    "caching_allocator_disabled",
+)  # fmt: skip
 _CONSTANTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (True, ("is_available", "is_initialized", "is_bf16_supported", "is_tf32_supported")),
     (False, ("can_device_access_peer", "is_current_stream_capturing")),
     (1, ("device_count",)),
+    (1.0, ("get_per_process_memory_fraction",)),
+    ("native", ("get_allocator_backend",)),
     ("", ("get_gencode_flags", "memory_summary")),
     ((0, 0), ("graph_pool_handle",)),
     (0, (
         "current_device", "initial_seed", "get_sync_debug_mode", "_exchange_device", "_maybe_exchange_device",
         "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
         "memory_cached", "max_memory_cached", "memory_usage", "utilization", "device_memory_used",
+        "current_blas_handle", "current_solver_handle",
     )),
     (None, (
         "_lazy_init", "_lazy_call", "init", "synchronize", "set_device", "set_stream", "empty_cache",
         "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state",
         "set_rng_state_all", "set_sync_debug_mode", "set_per_process_memory_fraction", "_sleep",
         "reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
-        "reset_max_memory_cached",
+        "reset_max_memory_cached", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats",
+        "caching_allocator_enable", "caching_allocator_delete", "change_current_allocator",
+        "_record_memory_history", "_dump_snapshot",
     )),
+)  # fmt: skip
+_POOLS = (
+    "_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool",
+    "_cuda_releasePool",
+)  # fmt: skip
+_STATISTICS = (
+    "memory_stats", "memory_stats_as_nested_dict", "host_memory_stats", "host_memory_stats_as_nested_dict",
 )  # fmt: skip
 
 
@@ -141,7 +183,9 @@ def _answers(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
         "get_device_name": _constant(gpu.name),
         "get_arch_list": _constant([f"sm_{gpu.major}{gpu.minor}"]),
         "mem_get_info": _constant((gpu.total_memory, gpu.total_memory)),
-        "memory_stats": lambda *args, **options: {},
+        **{name: lambda *args, **options: {} for name in _STATISTICS},
+        "memory_snapshot": lambda *args, **options: [],
+        "make_graphed_callables": lambda callables, *args, **options: callables,
         "get_rng_state": random_state,
         "get_rng_state_all": lambda *args: [random_state()],
         "current_stream": streams,
@@ -151,6 +195,9 @@ def _answers(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
         "Stream": Stream,
         "Event": Event,
         "CUDAGraph": Graph,
+        "default_generators": (torch.default_generator,),
+        "MemPool": MemPool,
+        "CUDAPluggableAllocator": Allocator,
     }
 
 
@@ -160,6 +207,7 @@ def _answers_of_accelerator(torch: Any, gpu: GpuProperties) -> dict[str, Any]:
         "current_accelerator": lambda *args, **options: torch.device("cuda"),
         "get_memory_info": _constant((gpu.total_memory, gpu.total_memory)),
         "device_index": type("device_index", (_Idle,), {}),
+        "Graph": Graph,
         **dict.fromkeys(("current_device_index", "current_device_idx"), _constant(0)),
         **dict.fromkeys(("set_device_index", "set_device_idx", "empty_host_cache"), _constant(None)),
     }
@@ -184,6 +232,8 @@ def answer_for(torch: Any, gpu: GpuProperties) -> None:
         setattr(cuda.nvtx, name, type(name, (_Idle,), {}))
     # The handle of current_stream, as generated code asks for it; builds for the CPU have no such function.
     torch._C._cuda_getCurrentRawStream = _constant(0)
+    # Programs that allocate from a pool of their own call these of either module.
+    _replace((torch._C, cuda.memory), {name: _constant(None) for name in _POOLS})
     torch.Generator = _generator(torch.Generator)
     if torch.version.cuda is None:
         torch.version.cuda = CUDA_VERSION

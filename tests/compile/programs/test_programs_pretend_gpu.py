@@ -62,6 +62,30 @@ print(info.get_max_active_clusters(4), info.get_device_multiprocessor_count())
     ]
 
 
+def test_memory_pools_and_allocators_are_there_and_idle(gpu):
+    lines = gpu.run("""
+from torch.cuda import memory
+pool = torch.cuda.MemPool(use_on_oom=True)
+with torch.cuda.use_mem_pool(pool, device=0), memory.caching_allocator_disabled():
+    print(torch.empty(4, device="cuda").device, pool.id, pool.use_count(), pool.snapshot())
+own = memory.CUDAPluggableAllocator("none.so", "allocate", "release")
+print(memory.MemPool(own.allocator()).id, torch.cuda.change_current_allocator(own))
+for module in (torch._C, memory):
+    module._cuda_beginAllocateCurrentThreadToPool(0, pool.id)
+    module._cuda_endAllocateToPool(0, pool.id)
+    module._cuda_releasePool(0, pool.id)
+with torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool.id), torch.accelerator.Graph(pool=pool.id):
+    pass
+print(torch.cuda.get_allocator_backend(), torch.cuda.get_per_process_memory_fraction())
+print(torch.cuda.host_memory_stats(), memory.memory_stats_as_nested_dict(), memory.memory_snapshot())
+print(torch.cuda.current_blas_handle(), torch.cuda.Stream.priority_range())
+print(torch.cuda.default_generators[0].device, torch.cuda.make_graphed_callables(len, ()) is len)
+""").splitlines()
+    assert lines == [
+        "cuda:0 (0, 0) 1 []", "(0, 0) None", "native 1.0", "{} {} []", "0 (0, -3)", "cpu True",
+    ]  # fmt: skip
+
+
 def test_questions_that_go_through_cuda_python_are_answered_from_the_profile(gpu):
     lines = gpu.run("""
 from cuda.bindings import driver
