@@ -38,17 +38,15 @@ from cutlass_aot.programs.describe.values.functions import NO_ATTRIBUTES, name_i
 
 LEFT_OUT = ("cutlass.jax", "cutlass.operators", "cutlass.kernels", "cutlass._mlir._mlir_libs")
 """Modules that are of other distributions or of extensions, or for frameworks that no program here uses."""
-NAMED = (
-    "cutlass._mlir.dialects._cute_enum_gen",
-    "cutlass._mlir.dialects._nvvm_enum_gen",
-    "cutlass._mlir.dialects._nvvm_ops_gen",
-)
+NAMED = re.compile(r"cutlass\._mlir\.dialects\._(?:\w+_enum_gen|nvvm_ops_gen)")
 """Modules of the bindings whose functions and enumerations programs have in requests, told by their names."""
 INSPECTED = (
     "cutlass._mlir.dialects._nvvm_ops_gen:atomicrmw",
     "cutlass._mlir.dialects._nvvm_ops_gen:fmax",
     "cutlass._mlir.dialects._nvvm_ops_gen:fmin",
+    "cutlass._mlir.dialects._nvvm_ops_gen:mul_packed_f32x2",
     "cutlass.cute._tvm_ffi_args_spec_converter:_convert_single_arg",
+    "cutlass.cute.arch.nvvm_wrappers:mul_packed_f32x2",
     "cutlass.pipeline.sm100:PipelineTmaUmma.producer_acquire",
 )
 """Functions whose parameters programs inspect, to tell releases of the DSL from each other."""
@@ -80,7 +78,7 @@ def is_the_dsls(name: str) -> bool:
     """Whether a module is of the DSL and in the table."""
     if not (name == "cutlass" or name.startswith("cutlass.")) or name.startswith(LEFT_OUT):
         return False
-    if name in NAMED:
+    if NAMED.fullmatch(name):
         return True
     return ".pyir_" not in name and not (is_of_bindings(name) and "._" in name.removeprefix(_BINDINGS))
 
@@ -242,10 +240,15 @@ def only_checks(function: Any) -> bool:
     return True
 
 
+def default_of(value: Any, absent: bool) -> list[Any] | None:
+    """A default in a list; an empty one if there is none, and None if its value is not plain."""
+    return [] if absent else [value] if is_plain(value) else None
+
+
 def field_of(item: dataclasses.Field[Any]) -> list[Any]:
     """Name, type, whether it is a parameter, whether by name alone, and the default if it is plain."""
     absent = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-    default = [] if absent else [item.default] if is_plain(item.default) else None
+    default = default_of(item.default, absent)
     text = item.type if isinstance(item.type, str) else str(item.type)
     return [item.name, text, item.init, bool(item.kw_only), default]
 
@@ -297,9 +300,9 @@ def module_of(name: str, module: types.ModuleType) -> dict[str, Any]:
     for attribute, value in everything_in(module).items():
         kind, more = kind_of(value)
         where, _, qualified = str(more).partition(":")
-        if is_of_bindings(name) and where in NAMED and is_told_by_name(value):
+        if is_of_bindings(name) and NAMED.fullmatch(where) and is_told_by_name(value):
             pass
-        elif name in NAMED:
+        elif NAMED.fullmatch(name):
             continue
         elif kind != "module" and (is_of_bindings(name) or (kind == "value" and isinstance(value, type))):
             kind, more = ("class" if isinstance(value, type) else "value"), f"{name}:{attribute}"
@@ -394,11 +397,11 @@ def wrapper_name(value: Any) -> list[Any]:
 
 
 def parameters_of(where: str) -> list[list[Any]]:
-    """Name, kind and whether there is a default, of each parameter of a function."""
+    """Name, kind and default of each parameter of a function."""
     module, _, name = where.partition(":")
     signature = inspect.signature(operator.attrgetter(name)(sys.modules[module]))
     return [
-        [item.name, int(item.kind), item.default is not inspect.Parameter.empty]
+        [item.name, int(item.kind), default_of(item.default, item.default is inspect.Parameter.empty)]
         for item in signature.parameters.values()
     ]
 
@@ -416,12 +419,12 @@ def table() -> dict[str, Any]:
     ]
     while work:
         kind = work.pop()
-        where = home(kind)
+        where, home_module = home(kind), kind.__module__
         if (
             where
             and where not in kinds
-            and is_the_dsls(kind.__module__)
-            and (not is_of_bindings(kind.__module__) or (kind.__module__ in NAMED and is_told_by_name(kind)))
+            and is_the_dsls(home_module)
+            and (not is_of_bindings(home_module) or (NAMED.fullmatch(home_module) and is_told_by_name(kind)))
         ):
             kinds[where] = kind
             work += [*kind.__bases__, type(kind)]

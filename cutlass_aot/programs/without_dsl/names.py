@@ -157,15 +157,22 @@ def shared_memory() -> Mapping[str, int]:
 
 
 def parameters(where: str) -> inspect.Signature | None:
-    """The signature of a function that programs inspect, with None for every default; None if not listed."""
+    """The signature of a function that programs inspect; None if not listed.
+
+    A default that only the DSL can make is None in it.
+    """
     listed = _table()["parameters"].get(where)
     if listed is None:
         return None
     empty = inspect.Parameter.empty
     return inspect.Signature(
         [
-            inspect.Parameter(name, inspect._ParameterKind(kind), default=None if has_default else empty)
-            for name, kind, has_default in listed
+            inspect.Parameter(
+                name,
+                inspect._ParameterKind(kind),
+                default=empty if default == [] else as_tuples(default[0]) if default else None,
+            )
+            for name, kind, default in listed
         ]
     )
 

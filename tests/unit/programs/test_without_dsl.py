@@ -160,6 +160,10 @@ def test_a_placeholder_in_a_key_is_refused(raised, value, reason):
             "cutlass._mlir.dialects.cute.AddressSpace.gmem",
             "{'enum': 'cutlass._mlir.dialects._cute_enum_gen:AddressSpace.gmem'}",
         ),
+        (
+            "cute.experimental.OperationTypeEnum.SM90_TMA_LOAD",
+            "{'enum': 'cutlass._mlir.dialects._core_enum_gen:OperationTypeEnum.SM90_TMA_LOAD'}",
+        ),
         ("cutlass.Constexpr[int]", "{'type': 'cutlass.base_dsl.typing.Constexpr[int]'}"),
         (
             "cutlass.pipeline.NamedBarrier(barrier_id=1, num_threads=32)",
@@ -189,6 +193,32 @@ def test_the_parameters_of_functions_that_programs_inspect_are_the_dsls(printed)
     parameters, refusal = text.splitlines()
     assert parameters == "a b c ftz nan abs results loc ip 2"
     assert refusal.startswith("cutlass._mlir.dialects._nvvm_ops_gen.fmax was called")
+
+
+def test_their_defaults_are_the_dsls_if_they_are_plain(printed):
+    text = printed(
+        """
+        import inspect
+        named = inspect.signature(cute.arch.mul_packed_f32x2).parameters
+        print(*(repr(named[name].default) for name in ("rnd", "calc_func", "src_a")))
+        """
+    )
+    assert text == "'rn' None <class 'inspect._empty'>"
+
+
+def test_every_enumeration_of_the_dialects_has_its_members(printed):
+    text = printed(
+        """
+        import enum, importlib
+        names = "arith.FastMathFlags", "cuda.CUDeviceAttr", "cute_nvgpu.Arch", "vector.CombiningKind"
+        for module, _, name in (name.partition(".") for name in names):
+            found = getattr(importlib.import_module(f"cutlass._mlir.dialects.{module}"), name)
+            print(type(found) is enum.EnumMeta, len(found.__members__) > 3, found.__module__)
+        """
+    )
+    dialects = ("arith", "cuda", "cute_nvgpu", "vector")
+    modules = [f"cutlass._mlir.dialects._{dialect}_enum_gen" for dialect in dialects]
+    assert text.splitlines() == [f"True True {module}" for module in modules]
 
 
 def test_the_cuda_version_of_the_dsl_is_compared(printed, raised):
