@@ -12,6 +12,7 @@ DSL does is in it. Of the bindings of its compiler (`cutlass._mlir`) there are t
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import enum
 import functools
@@ -246,9 +247,14 @@ def default_of(value: Any, absent: bool) -> list[Any] | None:
 
 
 def field_of(item: dataclasses.Field[Any]) -> list[Any]:
-    """Name, type, whether it is a parameter, whether by name alone, and the default if it is plain."""
+    """Name, type, whether it is a parameter, whether by name alone, and the default if it is plain.
+
+    In place of the default there may be the name of the class, one of Python's own, that makes it.
+    """
     absent = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-    default = default_of(item.default, absent)
+    factory: Any = item.default_factory
+    name = getattr(factory, "__name__", "")
+    default = name if vars(builtins).get(name) is factory else default_of(item.default, absent)
     text = item.type if isinstance(item.type, str) else str(item.type)
     return [item.name, text, item.init, bool(item.kw_only), default]
 

@@ -46,6 +46,7 @@ _WRITTEN: Mapping[str, str] = {
     "cutlass.utils.smem_allocator": "machine:shared_memory",
     "cutlass.memory": "machine:shared_memory",
     "cutlass.utils.hardware_info": "machine:hardware",
+    "cutlass.experimental.task_scheduling.resources": "scheduling:resources",
 }
 """Module to ``file:function`` of this package, which makes those of its names that do more than raise."""
 
@@ -56,6 +57,8 @@ _SAME = {
     "get_smem_capacity_in_bytes": "cutlass.memory:get_smem_capacity_in_bytes",
 }
 """Names that are the same in every module that has them."""
+_NUMBERS = "cutlass.base_dsl.typing:"
+"""Where the metaclasses of numbers are."""
 _WITH_CUTE = (
     "cutlass.base_dsl.dsl", "cutlass.base_dsl.compiler", "cutlass.base_dsl.typing", "cutlass.cute.typing",
     "cutlass.cute.runtime",
@@ -167,7 +170,11 @@ def _made(module: str, name: str, known: names.Name) -> Any:
         return function(own)
     if kind == "class":
         entry = names.class_entry(own)
-        return unknown_class(own) if entry is None else class_for(own, entry, find)
+        if entry is None:
+            return unknown_class(own)
+        # A number of another module is one of the numbers, too.
+        meta = str(entry.get("meta"))
+        return class_for(own, entry, find, find(meta) if meta.startswith(_NUMBERS) else type)
     return Unknown(dotted(own))
 
 

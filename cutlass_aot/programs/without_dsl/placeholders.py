@@ -322,7 +322,9 @@ def _fields(fields: list[list[Any]], where: str) -> dict[str, Any]:
     for name, annotation, init, by_name, default in fields:
         found["__annotations__"][name] = annotation
         options: dict[str, Any] = {"init": init, "kw_only": by_name}
-        if default:
+        if isinstance(default, str):
+            options["default_factory"] = getattr(builtins, default)
+        elif default:
             options["default"] = names.as_tuples(default[0])
         elif default is None:
             options["default_factory"] = _unknown_default(f"{dotted(where)}.{name}")

@@ -164,6 +164,10 @@ def test_a_placeholder_in_a_key_is_refused(raised, value, reason):
             "cute.experimental.OperationTypeEnum.SM90_TMA_LOAD",
             "{'enum': 'cutlass._mlir.dialects._core_enum_gen:OperationTypeEnum.SM90_TMA_LOAD'}",
         ),
+        (
+            "cutlass.experimental.primitives.TmemAddr(3)",
+            "{'number': 'cutlass.experimental.primitives.descriptors:TmemAddr', 'value': 3}",
+        ),
         ("cutlass.Constexpr[int]", "{'type': 'cutlass.base_dsl.typing.Constexpr[int]'}"),
         (
             "cutlass.pipeline.NamedBarrier(barrier_id=1, num_threads=32)",
@@ -219,6 +223,40 @@ def test_every_enumeration_of_the_dialects_has_its_members(printed):
     dialects = ("arith", "cuda", "cute_nvgpu", "vector")
     modules = [f"cutlass._mlir.dialects._{dialect}_enum_gen" for dialect in dialects]
     assert text.splitlines() == [f"True True {module}" for module in modules]
+
+
+def test_resources_of_a_schedule_are_declared(printed):
+    """As FlashInfer does when its attention is imported; requests follow decorated methods."""
+    text = printed(
+        """
+        import dataclasses
+        from cutlass.experimental.task_scheduling import resources
+        from cutlass.experimental.task_scheduling.resources import MemoryResource, TaskLocalVariable
+
+        @dataclasses.dataclass(kw_only=True)
+        class Own(MemoryResource):
+            offset: cutlass.Constexpr[TaskLocalVariable] = TaskLocalVariable.uninitialized()
+
+            @resources.producer_work
+            def load(self, stage_info):
+                pass
+
+            @resources.consumer_work(returns=offset)
+            def read(self, stage_info):
+                pass
+
+        fields = {field.name: field for field in dataclasses.fields(Own)}
+        print(fields["offset"].init, dict(fields["offset"].metadata), fields["consumer_vars"].default_factory)
+        print(Own.load.__wrapped__.__name__, Own.read.__wrapped__.__qualname__)
+        print(Own.__hash__ is MemoryResource.__hash__)
+        try:
+            Own.load(None, None)
+        except DslNeeded as error:
+            print(error)
+        """
+    ).splitlines()
+    assert text[:3] == ["False {'ts': {}} <class 'dict'>", "load Own.read", "True"]
+    assert text[3].startswith("cutlass.experimental.task_scheduling.resources.producer_work was called")
 
 
 def test_the_cuda_version_of_the_dsl_is_compared(printed, raised):
