@@ -210,7 +210,6 @@ _EXCHANGED = {
     (88, 192, 1, 1): "1x1x1 2x1x1",
     (112, 192, 1, 1): "2x1x1 2x2x1",
     (152, 192, 1, 1): "2x1x1",
-    (72, 256, 1, 1): "1x1x1",
     (96, 256, 1, 1): "1x1x1",
 }
 """Tiles of M, N and lines of 128 bytes along K with blocks a multiprocessor, and their clusters. A and B are
@@ -219,7 +218,7 @@ exchanged: for few rows, and for numbers of rows that multiples of 64 do not fit
 _STRAIGHT = {
     (64, 16, 2, 1): "1x1x1 1x1x4",
     (64, 32, 2, 1): "1x1x1 1x1x4",
-    (64, 32, 1, 2): "1x1x1 1x1x4",
+    (64, 32, 1, 2): "1x1x1",
     (64, 64, 1, 2): "1x1x1 1x1x4 1x1x8 2x1x2",
     (64, 80, 1, 1): "1x1x1",
     (64, 96, 1, 1): "1x1x1 2x1x4 2x2x2 2x4x1 4x1x2",
@@ -234,7 +233,6 @@ _STRAIGHT = {
     (128, 80, 1, 1): "1x1x1 1x4x2",
     (128, 96, 1, 1): "1x4x1 4x2x1",
     (128, 128, 1, 1): "1x1x2",
-    (192, 32, 1, 1): "1x1x1",
     (192, 80, 1, 1): "1x1x4",
     (192, 96, 1, 1): "1x2x1",
     (192, 128, 1, 1): "1x1x4",
