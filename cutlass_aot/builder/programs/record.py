@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,7 +132,7 @@ def known_recording(program: Program, inputs: Inputs, store: Store | None) -> tu
     last = _last_run(program, inputs, store)
     if last is None:
         return None, "it was not run with this command, environment, profile and compiler"
-    recording = _recording(last.recording, store)
+    recording = _recording(last, store)
     if recording is None:
         return None, "the store has lost what was recorded"
     why = _changed(last, inputs)
@@ -161,27 +161,13 @@ def _changed(last: _LastRun, inputs: Inputs) -> str:
     return f"{few(changed, 1)} changed since its last run" if changed else ""
 
 
-def _recording(name: str, store: Store) -> Recording | None:
-    """A recording in the store, also of a run that failed."""
+def _recording(last: _LastRun, store: Store) -> Recording | None:
+    """What the last run recorded, even if it failed."""
     try:
-        body = store.get_record(KIND, name)
+        body = store.get_record(KIND, last.recording)
         return None if body is None else from_plain(Recording, body, "a recording")
     except (*MALFORMED, CutlassAotError):
         return None
-
-
-def _compiled_before(inputs: Inputs, store: Store) -> dict[str, CallByName | None]:
-    """How to call each request that the store has compiled for any program, by the request's digest."""
-    found: dict[str, CallByName | None] = {}
-    for name in sorted(name for kind, name, _ in store.records() if kind == KIND):
-        recording = _recording(name, store)
-        for item in recording.requests if recording else ():
-            request = item.request
-            if request.digest not in found:
-                artifact, _ = read_artifact(store, kernel_key(request, inputs), request.kernel)
-                if artifact is not None:
-                    found[request.digest] = item.call
-    return found
 
 
 def kernel_key(request: Request, inputs: Inputs) -> str:
@@ -201,8 +187,7 @@ def record_programs(inputs: Inputs, store: Store, settings: Settings) -> list[Re
             known[program] = Recorded(program, recording)
     at_once = max(1, min(len(waiting), settings.jobs))
     jobs, stop, lock = max(1, settings.jobs // at_once), threading.Event(), threading.Lock()
-    compiled = _compiled_before(inputs, store) if waiting else {}
-    runs = [_Run(program, inputs, store, settings, jobs, stop, lock, compiled) for program in waiting]
+    runs = [_Run(program, inputs, store, settings, jobs, stop, lock) for program in waiting]
     errors = []
     with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="program") as pool:
         futures = [pool.submit(run.record) for run in runs]
@@ -261,11 +246,17 @@ class _Run:
     jobs: int
     stop: threading.Event
     lock: threading.Lock
-    known: Mapping[str, CallByName | None]
+    known: dict[str, CallByName | None] = field(default_factory=dict)
 
     def record(self) -> Recorded:
         with self.lock:
             self.settings.tell(events.Running(self.program.table.command, self.program.target))
+        last = _last_run(self.program, self.inputs, self.store)
+        recording = None if last is None else _recording(last, self.store)
+        for item in recording.requests if recording else ():
+            kernel = item.request.kernel
+            if read_artifact(self.store, kernel_key(item.request, self.inputs), kernel)[0] is not None:
+                self.known[item.request.digest] = item.call
         with temporary_folder("program") as folder:
             results = folder / "results"
             results.mkdir()

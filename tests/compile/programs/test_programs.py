@@ -184,13 +184,6 @@ def test_an_edit_is_built_again_and_not_answered_from_what_was_there(module):
     assert served(module, "bundles/app", "sm_90a", "h200", "app.py")["refused"] == []
 
 
-def test_a_request_that_another_program_made_is_not_compiled_again(module):
-    cutlass_aot(*BUILD, folder=module)
-    (module / "app.py").rename(module / "other.py")
-    (module / "app.toml").write_text((module / "app.toml").read_text().replace("app.py", "other.py"))
-    assert "1 request, 0 compiled" in cutlass_aot(*BUILD, folder=module)
-
-
 def test_a_closure_that_a_helper_makes_while_it_is_traced_is_part_of_the_request(module):
     (module / "tiles.py").write_text(
         "import cutlass\nimport cutlass.cute as cute\n\n"
