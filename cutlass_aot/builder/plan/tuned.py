@@ -53,14 +53,12 @@ def check_planned(
                 f"select.tuning: {name}: {there - used} of the {there} kernels that it has times of are not "
                 "in this build: they are left out"
             )
-        unfitted = [
-            group.name for group in of_present(tuning, planned).groups if _lacks_model(group, planned)
-        ]
+        unfitted = [group.name for group in present.groups if _lacks_model(group, planned)]
         if unfitted:
             notes.append(
                 f"select.tuning: {name}: no cost model is fitted to the times of {few(unfitted, 2)}: "
                 "problems that were not measured are chosen for without them; fit it with cutlass-aot tune "
-                f"BUNDLE --fit {name}"
+                "BUNDLE --fit and this file, where BUNDLE is the one that was measured"
             )
     return notes
 

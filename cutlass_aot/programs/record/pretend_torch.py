@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -103,8 +104,11 @@ class Graph(_Idle):
 class MemPool(_Idle):
     """A memory pool from which nothing is allocated."""
 
-    id = Graph().pool()
     allocator = None
+    _ids = itertools.count(1)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.id = (0, next(self._ids))
 
     def use_count(self) -> int:
         """The number of its users."""

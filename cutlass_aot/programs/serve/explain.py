@@ -51,7 +51,8 @@ def explain_miss(request: Request, bundles: Sequence[Bundle]) -> str:
     if field == "target" and sm_count_at_hand() is None:
         advice = _NO_GPU
     if field == "code" and all(ABSENT in item[1:] for item in differences if _field(item) == "code"):
-        advice = _ONE_SIDED
+        # Another call reaches other code; the same call does if the DSL itself has other code.
+        advice = _ONE_SIDED if {_field(item) for item in differences} <= {"code", "state"} else _CALL
     advice = advice.format(target=request.target)
     return f"{text}. Nearest is {other.callable} ({other.digest[:12]}, {other.target}): {shown}. {advice}"
 

@@ -27,7 +27,10 @@ def _refused(name: str) -> property:
 
 
 class NotExported:
-    """Base class of what stands for a compiled function: the DSL's methods that export one are refused."""
+    """Base class of what stands for a compiled function: the DSL's methods that export one are refused.
+
+    A prebuilt function with TVM-FFI is served as it is, and has neither these methods nor the message.
+    """
 
     __slots__ = ()
 

@@ -82,7 +82,7 @@ print(torch.cuda.current_blas_handle(), torch.cuda.Stream.priority_range())
 print(torch.cuda.default_generators[0].device, torch.cuda.make_graphed_callables(len, ()) is len)
 """).splitlines()
     assert lines == [
-        "cuda:0 (0, 0) 1 []", "(0, 0) None", "native 1.0", "{} {} []", "0 (0, -3)", "cpu True",
+        "cuda:0 (0, 1) 1 []", "(0, 2) None", "native 1.0", "{} {} []", "0 (0, -3)", "cpu True",
     ]  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def test_times_without_a_cost_model_are_named():
     assert note == (
         f"select.tuning: t.json: no cost model is fitted to the times of {F16[0].group_name}, "
         f"{BF16[0].group_name}: problems that were not measured are chosen for without them; fit it with "
-        "cutlass-aot tune BUNDLE --fit t.json"
+        "cutlass-aot tune BUNDLE --fit and this file, where BUNDLE is the one that was measured"
     )
     half = replace(FILES["t.json"], groups=(FILES["t.json"].groups[0], MEASURED.groups[1]))
     (note,) = check_planned({"t.json": half}, [*F16, *BF16], {})

@@ -190,8 +190,8 @@ def test_the_nearest_request_is_of_the_same_callable_and_differs_least(root: Pat
             r": code\.ops is '1\.3\.0 [ab]+', and '1\.2\.0 [ab]+' in the bundle; .* install that version, or",
         ),
         (
-            {"code": {**NORMS[0].request.code, "patcher": "1.0 " + "ab" * 32}},
-            r": code\.patcher is '1\.0 [ab]+', and nothing in the bundle; .* import it in both programs",
+            {"code": {**NORMS[0].request.code, "acts": "- " + "ab" * 16}},
+            r"code\.acts is '- [ab]+', and nothing in the bundle; .* Add this call to the program",
         ),
         (
             {"state": {"environment:OPS_FAST": "1", "ops.norm:UNROLL": 4}, "code": NORMS[0].request.code},
@@ -209,6 +209,12 @@ def test_a_miss_says_what_differs_and_what_to_do(
         f"no kernel for ops.norm:Norm.__call__ ({requested.digest[:12]}, {requested.target}) in "
     )
     assert re.search(expected, text), text
+
+
+def test_a_miss_of_the_same_call_with_code_of_one_more_package_says_what_puts_it_there(root: Path) -> None:
+    patched = norm(64, code={**NORMS[0].request.code, "patcher": "1.0 " + "ab" * 32}).request
+    text = explain_miss(patched, [cutlass_aot.open(root)])
+    assert re.search(r"code\.patcher is '1\.0 [ab]+', and nothing in the bundle\. A package whose code", text)
 
 
 def test_a_miss_for_a_target_that_the_dsl_took_without_a_gpu_says_so(
