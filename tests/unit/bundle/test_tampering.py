@@ -53,14 +53,6 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
-def rewritten(wheel: Path, folder: Path, path: str, data: bytes) -> Path:
-    """The wheel with other bytes in one file; the zip's own checksum is right."""
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(folder / wheel.name, "w") as new:
-        for info in old.infolist():
-            new.writestr(info, data if info.filename == path else old.read(info))
-    return folder / wheel.name
-
-
 def test_every_kind_of_file_is_there_and_all_are_good(bundle: Path, wheel: Path, key: Key) -> None:
     keys = read_public_keys([key.public])
     assert {path.partition("/")[0] for path in files_of(bundle)} == TOP_LEVEL
