@@ -287,9 +287,8 @@ class Dispatcher:
         like = tuple((of.dtype, of.device, of.strides[-1:] == (1,)) for of in operands)
         if like not in choices:
             choices[like] = made = self._finder.native_choice(prepared)
-            # Where the launcher does not ask it, as the first of schema 13 did not, Python goes on choosing.
-            if made is not None and not self._caches.get(computation, cache).add_selection(made.launch):
-                choices[like] = None
+            if made is not None:
+                self._caches.get(computation, cache).add_selection(made.launch)
         return choices[like]
 
     def _raise(self, error: BaseException, operands: Sequence[Any]) -> None:

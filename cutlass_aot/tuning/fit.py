@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutlass_aot.errors import TuningError
 from cutlass_aot.runtime.optional_packages import optional
+from cutlass_aot.runtime.selection.correction import corrected, nearest
 from cutlass_aot.runtime.selection.cost_model import Candidates, Work, microseconds
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import (
@@ -26,6 +27,8 @@ from cutlass_aot.schema.tuning.costs import (
     from_logarithms,
     to_logarithms,
 )
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblems
+from cutlass_aot.schema.tuning.tuned import ranked
 from cutlass_aot.schema.tuning.tuning import Accuracy, FittedModel, TunedGroup, TunedProblem, Tuning
 
 if TYPE_CHECKING:
@@ -187,20 +190,32 @@ def accuracy(candidates: Candidates, problems: Sequence[TunedProblem], machine: 
         if not any(problem.ranked for problem in known):
             return None
         costs = fit(candidates, known, machine).costs
-        regrets += [regret(candidates, costs, problem, machine) for problem in unknown]
+        times = RankedProblems(ranked(problem) for problem in known if problem.ranked)
+        regrets += [regret(candidates, costs, problem, machine, times) for problem in unknown]
     return Accuracy.of(regrets, FOLDS)
 
 
-def regret(candidates: Candidates, costs: Sequence[Costs], problem: TunedProblem, machine: Machine) -> float:
-    """The time of the kernel that the model takes over the fastest, among those with a time."""
+def regret(
+    candidates: Candidates,
+    costs: Sequence[Costs],
+    problem: TunedProblem,
+    machine: Machine,
+    known: RankedProblems | None = None,
+) -> float:
+    """The time of the kernel that the model takes over the fastest, among those with a time.
+
+    Estimates are corrected by the times of the problems that are ``known``, of which this one is none.
+    """
     times = dict((*problem.stopped, *problem.ranked))
-    todo = candidates.work(problem.extents, machine.sm_count)
-    estimates = [
-        (microseconds(own, one), digest)
-        for digest, own, one in zip(candidates.digests, costs, todo, strict=True)
-        if digest in times
-    ]
-    return times[min(estimates)[1]] / problem.ranked[0][1]
+    by_digest = dict(zip(candidates.digests, costs, strict=True))
+
+    def estimate(digest: str, extents: Extents) -> float:
+        return microseconds(by_digest[digest], candidates.work_of(digest, extents, machine.sm_count))
+
+    estimates = {d: estimate(d, problem.extents) for d in candidates.digests if d in times}
+    if known:
+        estimates = corrected(estimates, nearest(known, problem.extents), estimate)
+    return times[min(estimates, key=estimates.__getitem__)] / problem.ranked[0][1]
 
 
 def import_numpy() -> Any:

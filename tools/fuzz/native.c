@@ -267,18 +267,34 @@ static void any_product(struct random *random, struct any_arguments *arguments) 
   }
 }
 
-static uint64_t selections; /* of several kernels */
+/* Columns of measured times for call_select: that of their problems' ends is 5, then places, seconds and numbers. */
+static void any_times(struct random *random, int column, char *data, size_t size, int kernels) {
+  uint32_t end = 0;
+  for (size_t offset = 0; column == 5 && offset + 4 <= size; offset += 4) {
+    end += one_in(random, 32) ? (uint32_t)next(random) : (uint32_t)below(random, 3);
+    memcpy(data + offset, &end, 4);
+  }
+  for (size_t offset = 0; column == 6 && offset + 2 <= size; offset += 2)
+    memcpy(data + offset, &(uint16_t){(uint16_t)below(random, one_in(random, 32) ? 100 : 2)}, 2);
+  for (size_t offset = 0; column == 7 && offset + 4 <= size; offset += 4)
+    memcpy(data + offset, &(float){(float)(below(random, 100) + !one_in(random, 32)) / 8}, 4);
+  for (size_t offset = 0; column == 8 && offset + 4 <= size; offset += 4)
+    memcpy(data + offset, &(uint32_t){one_in(random, 8) ? (uint32_t)next(random) : (uint32_t)below(random, kernels)}, 4);
+}
+
+static uint64_t selections, corrections; /* of several kernels */
 static void call_select(struct random *random) {
-  /* Sizes of select.c: a tiling, clusters, costs, traffic, a problem, three operands. */
-  static const size_t items[] = {13 * 4, 2 * 8, 15 * 8, 3 * 8, 4 * 8, 3 * 5 * 8};
-  int kernels = 1 + below(random, 3);
-  const size_t counts[] = {(size_t)kernels, (size_t)below(random, 3), (size_t)(kernels - one_in(random, 32)), 1,
-                           (size_t)below(random, 3), (size_t)below(random, 2)};
-  TVMFFIAny arguments[7];
-  TVMFFIByteArray bytes[6];
+  /* Sizes of select.c: a tiling, clusters, costs, traffic, a problem, numbers of measured times, three operands. */
+  static const size_t items[] = {13 * 4, 2 * 8, 15 * 8, 3 * 8, 4 * 8, 4, 2, 4, 4, 3 * 5 * 8};
+  int kernels = 1 + below(random, 3), problems = below(random, 24), times = one_in(random, 2) ? 2 * problems : 0;
+  const size_t counts[] = {(size_t)kernels, (size_t)below(random, 3), (size_t)(kernels - one_in(random, 32)), 1, (size_t)problems,
+                           times ? (size_t)(problems - one_in(random, 32)) : 0, (size_t)(times + one_in(random, 32)),
+                           (size_t)times, 2, (size_t)below(random, 2)};
+  TVMFFIAny arguments[11];
+  TVMFFIByteArray bytes[10];
   static const int64_t rules[] = {kDLFloat, 16, 1, 1, 1, kDLFloat, 16, 2, 1, 1, kDLFloat, 16, 1, 1, 1};
   int derived = one_in(random, 3), of_product = one_in(random, 2);
-  for (int index = 0; index < 6; index++) {
+  for (int index = 0; index < 10; index++) {
     size_t size = items[index] * counts[index] + (one_in(random, 64) ? 1 : 0);
     if (index == 2 && derived) size = 18 * 8;
     char *data = malloc(size ? size : 1);
@@ -287,22 +303,28 @@ static void call_select(struct random *random) {
       memcpy(data + offset, &(uint32_t){1 + (uint32_t)below(random, 256)}, 4);
     for (size_t offset = 0; (index == 1 || index == 2 || index == 3) && offset + 8 <= size; offset += 8)
       if (!one_in(random, 16)) memcpy(data + offset, &(double){(double)below(random, 100) / 8}, 8);
-    for (size_t offset = 0; index > 3 && offset + 8 <= size; offset += 8) {
+    for (size_t offset = 0; (index == 4 || index == 9) && offset + 8 <= size; offset += 8) {
       int64_t number = one_in(random, 8) ? any_number(random) : 1 + below(random, 2);
       memcpy(data + offset, &number, 8);
     }
-    if (index == 5 && of_product && size == sizeof rules) memcpy(data, rules, size);
+    any_times(random, index, data, size, kernels);
+    if (index == 9 && of_product && size == sizeof rules) memcpy(data, rules, size);
     bytes[index] = (TVMFFIByteArray){data, size};
-    arguments[index] = (TVMFFIAny){.type_index = size ? kTVMFFIByteArrayPtr : kTVMFFISmallBytes};
-    if (size) arguments[index].v_ptr = &bytes[index];
+    arguments[index] = (TVMFFIAny){.type_index = size > 7 ? kTVMFFIByteArrayPtr : kTVMFFISmallBytes};
+    if (size > 7) arguments[index].v_ptr = &bytes[index];
+    else {
+      arguments[index].small_str_len = (uint32_t)size;
+      memcpy(arguments[index].v_bytes, data, size);
+    }
   }
-  arguments[6] = (TVMFFIAny){.type_index = kTVMFFIInt};
-  struct function *choose = make(__tvm_ffi_cutlass_aot_select, arguments, 7 - one_in(random, 64)), *function = NULL;
+  arguments[10] = (TVMFFIAny){.type_index = kTVMFFIInt};
+  struct function *choose = make(__tvm_ffi_cutlass_aot_select, arguments, 11 - one_in(random, 64)), *function = NULL;
   TVMFFIAny alignment = {.type_index = kTVMFFIInt};
   alignment.v_int64 = 16;
   struct function *cache = make(__tvm_ffi_cutlass_aot_dispatch_cache, &alignment, 1);
   if (!cache || TVMFFIFunctionCreate(NULL, look, NULL, (TVMFFIObjectHandle *)&function)) fail("nothing was made");
   if (choose && kernels > 1) selections++;
+  if (choose && kernels > 1 && times) corrections++;
   for (int turn = 0; choose && turn < 8; turn++) {
     TVMFFIAny learnt[2] = {{.type_index = kTVMFFIInt}, {.type_index = kTVMFFIFunction}}, ignored = {.type_index = kTVMFFINone};
     learnt[0].v_int64 = one_in(random, 4) ? any_number(random) : below(random, kernels);
@@ -330,7 +352,7 @@ static void call_select(struct random *random) {
   TVMFFIObjectDecRef(function);
   TVMFFIObjectDecRef(cache);
   if (choose) TVMFFIObjectDecRef(choose);
-  for (int index = 0; index < 6; index++) free((char *)bytes[index].data);
+  for (int index = 0; index < 10; index++) free((char *)bytes[index].data);
 }
 
 /* ---- many threads ---- */
@@ -430,13 +452,14 @@ static struct function *two_kernels(void) {
   costs[15] = 2; /* its launch takes longer */
   TVMFFIByteArray bytes[] = {{(char *)tilings, sizeof tilings}, {(char *)clusters, sizeof clusters}, {(char *)costs, sizeof costs},
                              {(char *)traffic, sizeof traffic}, {(char *)rules, sizeof rules}};
-  static const int places[] = {0, 1, 2, 3, 5};
-  TVMFFIAny arguments[7] = {[4] = {.type_index = kTVMFFISmallBytes}, [6] = {.type_index = kTVMFFIInt}};
+  static const int places[] = {0, 1, 2, 3, 9};
+  TVMFFIAny arguments[11] = {[10] = {.type_index = kTVMFFIInt}};
+  for (int index = 4; index < 9; index++) arguments[index].type_index = kTVMFFISmallBytes;
   for (int index = 0; index < 5; index++) {
     arguments[places[index]].type_index = kTVMFFIByteArrayPtr;
     arguments[places[index]].v_ptr = &bytes[index];
   }
-  struct function *made = make(__tvm_ffi_cutlass_aot_select, arguments, 7);
+  struct function *made = make(__tvm_ffi_cutlass_aot_select, arguments, 11);
   if (!made) fail("no selection was made");
   return made;
 }
@@ -523,7 +546,7 @@ int main(int count, char **words) {
       call_dispatch_cache(&random);
       call_select(&random);
     }
-    if (!looks || !selections) fail("everything was refused");
+    if (!looks || !selections || !corrections) fail("everything was refused");
     printf("%llu launches, %llu\n", (unsigned long long)looks, (unsigned long long)looked_at % 10);
   }
   return 0;

@@ -2,7 +2,7 @@
  *
  * The choice of a kernel for operands that were not seen before: the cost model, and whether a group serves a plain GEMM.
  *
- *     cutlass_aot_select(tilings, clusters, costs, traffic, measured, operands, device) -> choose
+ *     cutlass_aot_select(tilings, clusters, costs, traffic, measured, ends, places, seconds, numbers, operands, device) -> choose
  *     choose(a, b, out)         launches the kernel with the least estimated time, the first of equals, and returns what launched
  *                               it, or false if that launched nothing; the kernel's number if it is not known how to launch it;
  *                               -1 if Python has to decide, which knows more than is known here
@@ -15,11 +15,16 @@
  *     clusters  a struct clusters for each size of clusters: how many run at once
  *     costs     a struct costs for each kernel, or one struct derivation for all
  *     traffic   bytes of memory for each element of (M, K), (K, N) and (M, N), as doubles
- *     measured  batch, m, n and k of each problem that was measured, for which Python has the times
+ *     measured  batch, m, n and k of each problem that was measured: Python chooses for these
+ *     ends      of each of these, how many times it and those before it have, as 32-bit integers; empty, as the next three,
+ *               where estimates are not to be corrected
+ *     places    of each time, its kernel by a place among those that were measured, as 16-bit integers
+ *     seconds   the times, in single precision
+ *     numbers   of each place, the kernel's number, as 32-bit integers; one that is not that of a kernel is none
  *     operands  a struct operand for each of a, b and out, or nothing
  *
- * The formula is that of runtime/selection/cost_model.py, which describes it, and the rules for operands are those of
- * schema/kernels/operands.py, without what is rare: a matrix with an extent of 1, rows that overlap, a batch that is broadcast.
+ * The formula is that of runtime/selection/cost_model.py, which describes it, the corrections are those of
+ * runtime/selection/correction.py, and the rules for operands are those of schema/kernels/operands.py, without what is rare: a matrix with an extent of 1, rows that overlap, a batch that is broadcast.
  * tests/unit/runtime/test_native_choice.py compares.
  */
 #include <math.h>
@@ -31,6 +36,12 @@
 #define SECTOR_BYTES 32
 #define LINE_BYTES 128
 #define WRITTEN 1.5
+
+/* Of runtime/selection/correction.py. */
+#define NEAREST 16
+#define LEADING 12
+#define WITHIN 1.2
+#define DRAW 0.3
 
 struct tiling {
   uint32_t position, cluster_m, cluster_n, block_m, block_n, depth, split, blocks, blocks_per_sm, active_clusters, scheduler, within, kind;
@@ -65,11 +76,28 @@ struct problem {
   int64_t batch, m, n, k;
 };
 
+/* Where a problem lies among others: logarithms of its extents to base 2. */
+struct place {
+  double batch, m, n, k;
+};
+
+struct time {
+  uint32_t kernel; /* its number, beyond all numbers for none */
+  float seconds;
+};
+
+struct measured {
+  struct problem problem;
+  struct place place;
+  const struct time *times, *end;
+};
+
 struct selection {
   double a, b, out;
   int64_t device;
   size_t kernel_count, measured_count;
-  struct problem *measured; /* in the order of by_bytes */
+  struct measured *measured;
+  struct time *times; /* NULL where estimates are not corrected */
   struct operand operands[3];
   int has_operands;
   struct kernel kernels[];
@@ -144,22 +172,104 @@ static double microseconds(const struct kernel *kernel, const struct extents *pr
   return costs->launch + longer * pow(1 + pow(fmin(compute, memory) / longer, costs->overlap), 1 / costs->overlap);
 }
 
-static int64_t fastest(const struct selection *selection, const struct problem *problem) {
-  struct extents extents = extents_of(selection, problem);
-  size_t best = 0;
-  double least = INFINITY;
+/* ---- the fastest kernel ---- */
+
+/* A kernel that may be the fastest, and what corrects its estimate. */
+struct candidate {
+  uint32_t number;
+  double estimate, sum, weight;
+};
+
+/* The kernels with the least estimates, at most so many, ascending, of equals the first; how many there are. */
+static size_t leading(const struct selection *selection, const struct extents *extents, size_t most, struct candidate *found) {
+  size_t count = 0;
   for (size_t index = 0; index < selection->kernel_count; index++) {
-    double time = microseconds(&selection->kernels[index], &extents, least);
-    if (time < least) {
-      least = time;
-      best = index;
-    }
+    double bound = count ? WITHIN * found[0].estimate : INFINITY;
+    if (count == most) bound = fmin(bound, found[most - 1].estimate);
+    double time = microseconds(&selection->kernels[index], extents, bound);
+    if (count && !(time < bound)) continue;
+    size_t at = count < most ? count++ : most - 1;
+    for (; at && time < found[at - 1].estimate; at--) found[at] = found[at - 1];
+    found[at] = (struct candidate){.number = (uint32_t)index, .estimate = time, .weight = DRAW};
   }
-  return (int64_t)best;
+  while (count > 1 && !(found[count - 1].estimate < WITHIN * found[0].estimate)) count--;
+  return count;
 }
 
-/* An order of problems, in which a measured one is found. */
-static int by_bytes(const void *one, const void *other) { return memcmp(one, other, sizeof(struct problem)); }
+static struct place place_of(const struct problem *problem) {
+  return (struct place){log2((double)problem->batch), log2((double)problem->m), log2((double)problem->n), log2((double)problem->k)};
+}
+
+static double octaves(const struct place *one, const struct place *other) {
+  return fabs(one->batch - other->batch) + fabs(one->m - other->m) + fabs(one->n - other->n) + fabs(one->k - other->k);
+}
+
+struct near {
+  double distance;
+  const struct measured *measured;
+};
+
+/* The nearest measured problems, ascending, of equals the first; how many there are. */
+static size_t nearest(const struct selection *selection, const struct problem *problem, struct near found[NEAREST]) {
+  struct place place = place_of(problem);
+  size_t count = 0;
+  for (size_t index = 0; index < selection->measured_count; index++) {
+    double distance = octaves(&selection->measured[index].place, &place);
+    if (count == NEAREST && !(distance < found[NEAREST - 1].distance)) continue;
+    size_t at = count < NEAREST ? count++ : NEAREST - 1;
+    for (; at && distance < found[at - 1].distance; at--) found[at] = found[at - 1];
+    found[at] = (struct near){distance, &selection->measured[index]};
+  }
+  return count;
+}
+
+/* Add to the candidates' corrections what the times of a problem say. */
+static void correct(const struct selection *selection, const struct near *near, struct candidate *candidates, size_t count) {
+  struct extents extents = extents_of(selection, &near->measured->problem);
+  double residuals[LEADING], sum = 0;
+  size_t which[LEADING], timed = 0;
+  for (const struct time *time = near->measured->times; time < near->measured->end; time++) {
+    for (size_t index = 0; index < count && timed < LEADING; index++) {
+      if (candidates[index].number != time->kernel) continue;
+      double estimate = microseconds(&selection->kernels[time->kernel], &extents, INFINITY);
+      residuals[timed] = log(time->seconds * 1e6 / estimate);
+      sum += residuals[timed];
+      which[timed++] = index;
+    }
+  }
+  double weight = 1 / (1 + near->distance * near->distance);
+  for (size_t index = 0; index < timed; index++) {
+    candidates[which[index]].sum += weight * (residuals[index] - sum / (double)timed);
+    candidates[which[index]].weight += weight;
+  }
+}
+
+static int64_t fastest(const struct selection *selection, const struct problem *problem) {
+  struct extents extents = extents_of(selection, problem);
+  struct candidate candidates[LEADING];
+  size_t count = leading(selection, &extents, selection->times ? LEADING : 1, candidates);
+  if (count > 1) {
+    struct near near[NEAREST];
+    size_t problems = nearest(selection, problem, near);
+    for (size_t index = 0; index < problems; index++) correct(selection, &near[index], candidates, count);
+  }
+  const struct candidate *best = candidates;
+  double least = INFINITY;
+  for (const struct candidate *candidate = candidates; candidate < candidates + count; candidate++) {
+    double time = candidate->estimate * exp(candidate->sum / candidate->weight);
+    if (time < least) {
+      least = time;
+      best = candidate;
+    }
+  }
+  return best->number;
+}
+
+static int is_measured(const struct selection *selection, const struct problem *problem) {
+  for (size_t index = 0; index < selection->measured_count; index++)
+    if (!memcmp(&selection->measured[index].problem, problem, sizeof *problem)) return 1;
+  return 0;
+}
 
 /* Whether the group certainly serves a tensor; then its batch, rows and columns. */
 static int serves(const struct selection *selection, const struct operand *operand, const DLTensor *tensor, int64_t extents[3]) {
@@ -196,7 +306,7 @@ static int served(const struct selection *selection, const TVMFFIAny *arguments,
   }
   *problem = (struct problem){extents[0][0], extents[0][1], extents[1][2], extents[0][2]};
   if (extents[1][1] != problem->k || extents[2][1] != problem->m || extents[2][2] != problem->n) return 0;
-  return !bsearch(problem, selection->measured, selection->measured_count, sizeof *problem, by_bytes);
+  return !is_measured(selection, problem);
 }
 
 /* Launch the fastest kernel on operands. */
@@ -264,10 +374,12 @@ struct bytes {
   size_t size;
 };
 
-/* The bytes of an argument that holds items of one size, of more than seven bytes: shorter bytes are given otherwise. */
+/* The bytes of an argument that holds items of one size. Up to seven bytes are within the argument itself. */
 static int read_bytes(const TVMFFIAny *argument, size_t item, struct bytes *found) {
-  *found = (struct bytes){"", 0};
-  if (argument->type_index == kTVMFFISmallBytes) return !argument->small_str_len;
+  if (argument->type_index == kTVMFFISmallBytes) {
+    *found = (struct bytes){argument->v_bytes, argument->small_str_len};
+    return found->size < sizeof argument->v_bytes && found->size % item == 0;
+  }
   const TVMFFIByteArray *array = NULL;
   if (argument->type_index == kTVMFFIByteArrayPtr) array = argument->v_ptr;
   if (argument->type_index == kTVMFFIBytes) array = (const TVMFFIByteArray *)((const TVMFFIObject *)argument->v_obj + 1);
@@ -309,37 +421,69 @@ static int operands_possible(const struct selection *made) {
   return 1;
 }
 
+/* Take over the problems that were measured, and their times; false if they do not fit together. */
+static int read_measured(struct selection *made, const struct bytes *problems, const struct bytes *ends, const struct bytes *places,
+                         const struct bytes *seconds, const struct bytes *numbers) {
+  size_t count = seconds->size / sizeof(float), given = numbers->size / sizeof(uint32_t), begin = 0;
+  if (places->size != count * sizeof(uint16_t)) return 0;
+  if (ends->size != (count ? made->measured_count * sizeof(uint32_t) : 0)) return 0;
+  for (size_t index = 0; index < count; index++) {
+    struct time *time = &made->times[index];
+    uint16_t place;
+    memcpy(&place, places->data + index * sizeof place, sizeof place);
+    memcpy(&time->seconds, seconds->data + index * sizeof time->seconds, sizeof time->seconds);
+    if (place >= given || !(time->seconds > 0 && time->seconds < INFINITY)) return 0;
+    memcpy(&time->kernel, numbers->data + place * sizeof time->kernel, sizeof time->kernel);
+  }
+  for (size_t index = 0; index < made->measured_count; index++) {
+    struct measured *measured = &made->measured[index];
+    uint32_t end = 0;
+    memcpy(&measured->problem, problems->data + index * sizeof measured->problem, sizeof measured->problem);
+    if (!count) continue;
+    memcpy(&end, ends->data + index * sizeof end, sizeof end);
+    if (end < begin || end > count) return 0;
+    measured->place = place_of(&measured->problem);
+    measured->times = made->times + begin;
+    measured->end = made->times + end;
+    begin = end;
+  }
+  return 1;
+}
+
 EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   (void)self;
-  struct bytes tilings, clusters, costs, traffic, measured, operands;
+  struct bytes tilings, clusters, costs, traffic, measured, ends, places, seconds, numbers, operands;
   struct derivation derivation;
   double moved[3];
-  if (count != 7 || !read_bytes(&arguments[0], sizeof(struct tiling), &tilings) || !tilings.size ||
+  if (count != 11 || !read_bytes(&arguments[0], sizeof(struct tiling), &tilings) || !tilings.size ||
       !read_bytes(&arguments[1], sizeof(struct clusters), &clusters) || !read_bytes(&arguments[2], sizeof(double), &costs) ||
       !read_bytes(&arguments[3], sizeof moved, &traffic) || traffic.size != sizeof moved ||
-      !read_bytes(&arguments[4], sizeof(struct problem), &measured) ||
-      !read_bytes(&arguments[5], 3 * sizeof(struct operand), &operands) || arguments[6].type_index != kTVMFFIInt)
-    return refuse("TypeError", "expected tilings, clusters, costs, traffic, measured problems and operands as bytes, and a device");
-  size_t kernels = tilings.size / sizeof(struct tiling);
+      !read_bytes(&arguments[4], sizeof(struct problem), &measured) || !read_bytes(&arguments[5], sizeof(uint32_t), &ends) ||
+      !read_bytes(&arguments[6], sizeof(uint16_t), &places) || !read_bytes(&arguments[7], sizeof(float), &seconds) ||
+      !read_bytes(&arguments[8], sizeof(uint32_t), &numbers) ||
+      !read_bytes(&arguments[9], 3 * sizeof(struct operand), &operands) || arguments[10].type_index != kTVMFFIInt)
+    return refuse("TypeError",
+                  "expected tilings, clusters, costs, traffic, measured problems with their times, and operands as bytes, and a device");
+  size_t kernels = tilings.size / sizeof(struct tiling), times = seconds.size / sizeof(float);
   int derived = costs.size == sizeof derivation; /* which is not a multiple of sizeof(struct costs) */
   if (!derived && costs.size != kernels * sizeof(struct costs)) return refuse("ValueError", "expected the costs of each kernel");
+  size_t problems = measured.size / sizeof(struct problem);
   size_t size = sizeof(struct selection) + kernels * sizeof(struct kernel);
-  struct selection *made = calloc(1, size + measured.size);
+  struct selection *made = calloc(1, size + problems * sizeof(struct measured) + times * sizeof(struct time));
   if (!made) return refuse("MemoryError", "out of memory");
   memcpy(moved, traffic.data, sizeof moved);
   made->a = moved[0];
   made->b = moved[1];
   made->out = moved[2];
-  made->device = arguments[6].v_int64;
+  made->device = arguments[10].v_int64;
   made->kernel_count = kernels;
-  made->measured_count = measured.size / sizeof(struct problem);
-  made->measured = (struct problem *)((char *)made + size);
-  if (measured.size) memcpy(made->measured, measured.data, measured.size);
-  qsort(made->measured, made->measured_count, sizeof *made->measured, by_bytes);
+  made->measured_count = problems;
+  made->measured = (struct measured *)((char *)made + size);
+  made->times = times ? (struct time *)(made->measured + problems) : NULL;
   made->has_operands = operands.size == sizeof made->operands;
   if (made->has_operands) memcpy(made->operands, operands.data, sizeof made->operands);
   if (derived) memcpy(&derivation, costs.data, sizeof derivation);
-  int sound = !made->has_operands || operands_possible(made);
+  int sound = (!made->has_operands || operands_possible(made)) && read_measured(made, &measured, &ends, &places, &seconds, &numbers);
   for (size_t index = 0; index < kernels; index++) {
     struct kernel *kernel = &made->kernels[index];
     memcpy(&kernel->tiling, tilings.data + index * sizeof kernel->tiling, sizeof kernel->tiling);
@@ -351,7 +495,7 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
   TVMFFIObjectHandle function = NULL;
   if (!sound) {
     free(made);
-    return refuse("ValueError", "impossible tiling or operand");
+    return refuse("ValueError", "impossible tiling, operand or times");
   }
   if (TVMFFIFunctionCreate(made, choose, forget, &function)) {
     free(made);

@@ -95,9 +95,9 @@ class DispatchCache:
         count: int = self.launch(*operands, launch)
         return count
 
-    def add_selection(self, select: Any) -> bool:
-        """Have other operands launched by what a native function chooses; False if the launcher cannot."""
-        return self.launch(select) is not False
+    def add_selection(self, select: Any) -> None:
+        """Have other operands launched by what a native function chooses."""
+        self.launch(select)
 
 
 class NativeAttribute(Generic[_T]):

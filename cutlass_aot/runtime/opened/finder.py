@@ -120,13 +120,12 @@ class Serving:
         key = id(constants), ordinal
         found = self._native_choices.get(key)
         if found is None:
-            measured = self.known.measured
             made = native_choice.make(
                 native_choice.select(launcher),
                 self.candidates(),
                 constants,
                 machine,
-                b"" if measured is None else measured.packed(),
+                self.known.measured,
                 self.groups[0].entry.operands,
                 ordinal,
             )

@@ -13,14 +13,18 @@ from cutlass_aot.errors import CorruptFile
 from cutlass_aot.runtime.launching import native
 from cutlass_aot.runtime.launching.library import Library
 from cutlass_aot.runtime.selection.cost_model import Candidates
+from cutlass_aot.runtime.selection.tiers import Constants, Ranked
 from cutlass_aot.schema.kernels.constraints import OperandConstraint, are_plain_gemm
 from cutlass_aot.schema.kernels.dtypes import DTYPES
 from cutlass_aot.schema.named_tuple import NamedTuple
-from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.costs import Derivation, Machine
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblems
 
 _TRAFFIC, _RULES = Struct("=3d"), Struct("=15q")
 """What ``builder/native/select.c`` takes of each, where its number is known."""
+
+_NO_KERNEL = 0xFFFFFFFF
+"""In place of a number, for a kernel that is not among the candidates."""
 
 
 class NativeChoice(NamedTuple):
@@ -58,25 +62,28 @@ def select(launcher: Library) -> Any:
 def make(
     select: Callable[..., Any],
     candidates: Candidates,
-    constants: Sequence[Costs] | Derivation,
+    constants: Constants,
     machine: Machine,
-    measured: bytes,
+    measured: Ranked | None,
     operands: Sequence[OperandConstraint],
     ordinal: int,
 ) -> NativeChoice:
     """The choice among candidates on a GPU.
 
-    ``select`` is the launcher's function of that name, ``measured`` has batch, m, n and k of each problem as
-    integers of 64 bits, ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
+    ``select`` is the launcher's function of that name, ``measured`` has the times of this model of GPU,
+    ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
     """
     rows = (constants.costs, constants[1:]) if isinstance(constants, Derivation) else constants
+    problems = [] if measured is None else measured.measured()
+    correcting = None if measured is None else measured.correcting(machine)
     try:
         launch = select(
             candidates.table.rows,
             array("d", chain.from_iterable(candidates.clusters(machine.sm_count).items())).tobytes(),
             array("d", chain.from_iterable(rows)).tobytes(),
             _TRAFFIC.pack(*candidates.traffic[:3]),
-            measured,
+            b"".join(own.columns.extents for own in problems),
+            *(_times(correcting, candidates) if correcting else (b"", b"", b"", b"")),
             _rules(operands),
             ordinal,
         )
@@ -84,6 +91,19 @@ def make(
         # Native code alone has checked the tilings.
         raise CorruptFile(f"kernels cannot be chosen among ({error}): build the bundle again") from None
     return NativeChoice(launch, candidates)
+
+
+def _times(problems: RankedProblems, candidates: Candidates) -> tuple[bytes, bytes, bytes, bytes]:
+    """Times of problems: where those of each end, each one's kernel by its place, the times, and the kernels."""
+    columns = problems.columns
+    numbers = {digest: number for number, digest in enumerate(candidates.digests)}
+    kernels = (numbers.get(digest, _NO_KERNEL) for digest in columns.digests)
+    return (
+        array("I", columns.ends).tobytes(),
+        columns.positions,
+        columns.seconds,
+        array("I", kernels).tobytes(),
+    )
 
 
 def is_plain(operands: Sequence[OperandConstraint]) -> bool:

@@ -222,6 +222,7 @@ class Candidates:
         self._digest = digest
         self._digests: tuple[str, ...] | None = None
         self._tilings: tuple[Tiling, ...] | None = None
+        self._by_digest: dict[str, Tiling] | None = None
         self._clusters: frozenset[tuple[int, int]] | None = None
         self._derived: dict[Machine, list[Costs]] = {}
 
@@ -262,6 +263,13 @@ class Candidates:
         """The work of each kernel, in order of ``digests``."""
         traffic, clusters = self.traffic, self.clusters(sm_count)
         return [work(tiling, places(tiling, clusters), extents, traffic) for tiling in self.tilings]
+
+    def work_of(self, digest: str, extents: Extents, sm_count: int) -> Work:
+        """The work of one kernel."""
+        if self._by_digest is None:
+            self._by_digest = dict(zip(self.digests, self.tilings, strict=True))
+        tiling = self._by_digest[digest]
+        return work(tiling, places(tiling, self.clusters(sm_count)), extents, self.traffic)
 
     def clusters(self, sm_count: int) -> Mapping[int, int]:
         """How many clusters run at once, by their size."""

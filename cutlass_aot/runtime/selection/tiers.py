@@ -1,7 +1,8 @@
 """Choose a kernel for a problem: six tiers, each a pure function; :func:`prefer` asks them in order.
 
 1. ``tuned``: this very problem was measured on this model of GPU; or, of what is not a GEMM, one near it.
-2. ``fitted``: the cost model (:mod:`~.selection.cost_model`), fitted to measurements on this model of GPU.
+2. ``fitted``: the cost model (:mod:`~.selection.cost_model`), fitted to measurements on this model of GPU,
+   and corrected by the problems that were measured (:mod:`~.selection.correction`).
 3. ``scaled``: the same, fitted on another model of GPU and scaled to this one.
 4. ``modelled``: a ranking made when the bundle was built has this problem, or one near it.
 5. ``declared``: the cost formula of the kernels' author.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log2
 
+from cutlass_aot.runtime.selection.correction import corrected, nearest
 from cutlass_aot.runtime.selection.cost_model import (
     Candidates,
     Estimate,
@@ -22,7 +24,7 @@ from cutlass_aot.runtime.selection.cost_model import (
 )
 from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
-from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, RankedProblem, Ranking
+from cutlass_aot.schema.tuning.ranking import Extents, OwnExtents, RankedProblem, RankedProblems, Ranking
 
 NEAR = 2.0
 """Largest distance of near problems of a modelled ranking: octaves, in the extent that differs most."""
@@ -123,9 +125,19 @@ class Ranked:
         }
         return f" as {' and '.join(sorted(others))}" if others else ""
 
-    def packed(self) -> bytes:
-        """Batch, m, n and k of the problems of all groups, as little-endian integers of 64 bits."""
-        return b"".join(ranking.problems.packed for ranking in self._rankings)
+    def measured(self) -> list[RankedProblems]:
+        """The problems of each group."""
+        return [ranking.problems for ranking in self._rankings]
+
+    def correcting(self, machine: Machine) -> RankedProblems | None:
+        """The problems by which estimates for a GPU can be corrected; None if there are none.
+
+        The cost model has to be fitted to times of such a GPU. What several groups have is not corrected: at
+        a problem each has times of its own kernels alone.
+        """
+        (ranking, *others) = self._rankings
+        here = ranking.machine is not None and ranking.machine.sm_count == machine.sm_count
+        return ranking.problems if here and ranking.problems and not others else None
 
     def nearest(self, extents: Extents) -> RankedProblem | None:
         """The nearest problem by the sum of octaves in all extents; None if none is within :data:`NEAR`."""
@@ -274,7 +286,11 @@ def fitted(
     if not here:
         reason += f", scaled to {_in_words(machine)}"
     costs = fit.costs_on(candidates, machine)
-    return _least("fitted" if here else "scaled", reason, costs, candidates, extents, machine, fastest)
+    problems = fit.correcting(machine) if here else None
+    if problems:
+        reason += " and corrected by the measured problems near it"
+    tier = "fitted" if here else "scaled"
+    return _least(tier, reason, costs, candidates, extents, machine, fastest, problems)
 
 
 def modelled(rankings: Iterable[Ranked], extents: Extents) -> Preference | None:
@@ -364,12 +380,25 @@ def _least(
     extents: Extents,
     machine: Machine,
     fastest: Fastest | None,
+    problems: RankedProblems | None = None,
 ) -> Preference:
-    """Kernels by their estimated time; equals stay in the order of the candidates."""
+    """Kernels by their estimated time; equals stay in the order of the candidates.
+
+    The leading ones are corrected by ``problems``, and the others are not expected to be faster than these.
+    """
     if fastest is not None:
         return Preference(tier, reason, (candidates.digest(fastest(constants)),))
     costs = candidates.derived(machine) if isinstance(constants, Derivation) else constants
     times = _estimates(costs, candidates, extents, machine)
+    if problems:
+        by_digest = dict(zip(candidates.digests, costs, strict=True))
+
+        def estimate_at(digest: str, there: Extents) -> float:
+            return microseconds(by_digest[digest], candidates.work_of(digest, there, machine.sm_count))
+
+        leading = corrected(times, nearest(problems, extents), estimate_at)
+        last = max(leading.values())
+        times = {**leading, **{d: max(last, time) for d, time in times.items() if d not in leading}}
     order = tuple(sorted(times, key=times.__getitem__))
     return Preference(tier, reason, order, tuple(times[digest] for digest in order))
 

@@ -50,7 +50,7 @@ from cutlass_aot.schema.kernels.design import NO_VALUES, Values
 from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.versions import release
 
-SCHEMA = 13
+SCHEMA = 14
 MANIFEST_NAME = "MANIFEST.json"
 CATALOG_NAME = "catalog.msgpack"
 MAX_FILE_BYTES = 1 << 30

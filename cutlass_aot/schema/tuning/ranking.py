@@ -135,7 +135,7 @@ class RankedProblem(NamedTuple):
     slower: frozenset[str] = frozenset()
 
 
-class _Columns(NamedTuple):
+class Columns(NamedTuple):
     """The problems of a file, each decoded when it is needed: a process's first launch waits for the file.
 
     Attributes:
@@ -155,7 +155,7 @@ class _Columns(NamedTuple):
     digests: Sequence[str]
 
     @classmethod
-    def of(cls, body: Mapping[str, bytes], measured: bool, digests: Sequence[str]) -> "_Columns":
+    def of(cls, body: Mapping[str, bytes], measured: bool, digests: Sequence[str]) -> "Columns":
         """Check the sizes of the columns; ValueError, TypeError or KeyError if they are malformed."""
         columns = [body[name] for name in _COLUMNS]
         if not set(map(type, columns)) <= {bytes}:
@@ -210,6 +210,27 @@ class _Columns(NamedTuple):
         return RankedProblem(extents, kernels, times, slower)
 
 
+def _packed(
+    problems: Sequence[RankedProblem], position: Mapping[str, int], measured: bool
+) -> dict[str, bytes]:
+    """The columns of problems; ``position`` has that of each kernel by its digest."""
+    width = _bytes_of_bits(position) if measured else 0
+    columns: tuple[Sequence[float], ...] = (
+        [extent for problem in problems for extent in problem.extents],
+        [len(problem.kernels) for problem in problems],
+        [position[digest] for problem in problems for digest in problem.kernels],
+        [seconds for problem in problems for seconds in problem.seconds],
+        b"".join(
+            sum(1 << position[digest] for digest in problem.slower).to_bytes(width, "little")
+            for problem in problems
+        ),
+    )
+    return {
+        name: struct.pack(f"<{len(column)}{form}", *column)
+        for (name, form), column in zip(_COLUMNS.items(), columns, strict=True)
+    }
+
+
 def _bytes_of_bits(digests: Sized) -> int:
     """Bytes of a problem in the column of slower kernels."""
     return (len(digests) + 7) // 8
@@ -227,7 +248,7 @@ class RankedProblems(Sequence[RankedProblem]):
     def __init__(
         self,
         problems: Iterable[RankedProblem] = (),
-        encoded: _Columns | None = None,
+        encoded: Columns | None = None,
         what: str = "ranking",
     ) -> None:
         self._decoded: dict[tuple[int, ...], RankedProblem] = {own.extents: own for own in problems}
@@ -245,11 +266,14 @@ class RankedProblems(Sequence[RankedProblem]):
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
 
     @property
-    def packed(self) -> bytes:
-        """Batch, m, n and k of each, as little-endian integers of 64 bits."""
+    def columns(self) -> Columns:
+        """The problems as a file has them; those of no file are encoded anew each time."""
         if self._encoded is not None:
-            return self._encoded.extents
-        return b"".join(_ROW.pack(*extents) for extents in self.extents)
+            return self._encoded
+        problems, digests = list(self), sorted(self.kernels)
+        position = {digest: index for index, digest in enumerate(digests)}
+        measured = any(problem.seconds for problem in problems)
+        return Columns.of(_packed(problems, position, measured), measured, digests)
 
     @property
     def kernels(self) -> frozenset[str]:
@@ -341,10 +365,7 @@ class Ranking(NamedTuple):
             "measured": self.measured,
             "origin": self.origin,
             "kernels": digests,
-            "problems": {
-                name: struct.pack(f"<{len(column)}{form}", *column)
-                for (name, form), column in zip(_COLUMNS.items(), self._columns(position), strict=True)
-            },
+            "problems": self._packed(position),
             "machine": None if self.machine is None else list(self.machine),
             "costs": b"".join(_COSTS.pack(*costs) for _, costs in self.costs),
             "formula": self.formula,
@@ -352,11 +373,9 @@ class Ranking(NamedTuple):
         }
         return seal(RANKING_KIND, RANKING_SCHEMA, body)
 
-    def _columns(self, position: Mapping[str, int]) -> tuple[Sequence[float], ...]:
-        """The columns of the problems, in the order of :data:`_COLUMNS`; positions of kernels by digest."""
-        problems = list(self.problems)
-        width = _bytes_of_bits(position) if self.measured else 0
-        for problem in problems:
+    def _packed(self, position: Mapping[str, int]) -> dict[str, bytes]:
+        """The columns of the problems; positions of kernels by digest."""
+        for problem in self.problems:
             timed = len(problem.kernels) if self.measured else 0
             if len(problem.seconds) != timed or (problem.slower and not timed):
                 raise BundleError(
@@ -368,16 +387,7 @@ class Ranking(NamedTuple):
                     f"the ranking of group {self.group[:12]} for {self.gpu}: {problem.extents} has no "
                     "kernel, or one that is among the slower ones too"
                 )
-        return (
-            [extent for problem in problems for extent in problem.extents],
-            [len(problem.kernels) for problem in problems],
-            [position[digest] for problem in problems for digest in problem.kernels],
-            [seconds for problem in problems for seconds in problem.seconds],
-            b"".join(
-                sum(1 << position[digest] for digest in problem.slower).to_bytes(width, "little")
-                for problem in problems
-            ),
-        )
+        return _packed(self.problems, position, self.measured)
 
     @classmethod
     def from_bytes(cls, data: bytes, what: str, *, verified: bool = False) -> "Ranking":
@@ -405,7 +415,7 @@ class Ranking(NamedTuple):
                 gpu=str(body["gpu"]),
                 measured=measured,
                 origin=origin,
-                problems=RankedProblems((), _Columns.of(body["problems"], measured, digests), what),
+                problems=RankedProblems((), Columns.of(body["problems"], measured, digests), what),
                 machine=machine,
                 costs=costs,
                 formula=formula,

@@ -24,9 +24,10 @@ Objects = Mapping[str, tuple[Kernel, str | None]]
 _SHOWN = 16
 """Digits of a digest in messages."""
 
-FASTEST = 16
+FASTEST = 32
 """Kernels of a measured problem that a ranking has the times of. Of the others it says that they are slower,
-which takes a bit each: they are not chosen, and the times of all make a bundle larger and slower to read."""
+which takes a bit each: they are not chosen, and the times of all make a bundle larger and slower to read.
+With fewer, problems near a measured one are chosen for less well."""
 
 
 def objects_of(entries: Iterable[KernelEntry]) -> Objects:
@@ -125,7 +126,7 @@ def rankings(tuning: Tuning, kernels: Objects, others: Iterable[Tuning] = ()) ->
         if not any(problem.ranked for problem in measured):
             measured, measured_as = twins.problems(own)
         costs = models.costs(group, own)
-        problems = RankedProblems(_ranked(problem) for problem in measured if problem.ranked)
+        problems = RankedProblems(ranked(problem) for problem in measured if problem.ranked)
         if problems or costs:
             machine = tuning.machine if costs else None
             model = None if group is None else group.model
@@ -254,7 +255,7 @@ def _key(kernel: Kernel) -> _Key:
     return kernel.target, kernel.generator, kernel.operation, Tiling.of(kernel), _Sums.of(kernel)
 
 
-def _ranked(problem: TunedProblem) -> RankedProblem:
+def ranked(problem: TunedProblem) -> RankedProblem:
     """The fastest kernels with their times, also of those that were stopped early, and which were slower."""
     last = problem.ranked[-1][1]
     # A stopped measurement is shorter, and its time may be below that of the last ranked kernel.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from struct import pack
+from struct import pack, unpack
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 from cutlass_aot.errors import CorruptFile
 from cutlass_aot.runtime.dispatch import MAX_REMEMBERED
 from cutlass_aot.runtime.opened import native_choice
+from cutlass_aot.runtime.selection.correction import corrected, nearest
 from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
+from cutlass_aot.runtime.selection.tiers import Ranked
 from cutlass_aot.schema.kernels.operands import OperandDescription, describe, supports
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Derivation, Machine
-from cutlass_aot.schema.tuning.ranking import Extents
+from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems, Ranking
 from tests.support.replace import replace
 from tests.unit.runtime.test_tensors import descriptions, problems
 
@@ -74,17 +77,25 @@ def some_candidates(seed: int) -> tuple[Candidates, list[Costs]]:
     return candidates, costs
 
 
+def measured(
+    problems: Sequence[RankedProblem], candidates: Candidates | None = None, costs: Sequence[Costs] = ()
+) -> Ranked:
+    """Times on the GPU that is chosen for, with a cost model if there are ``costs``."""
+    fit = tuple(sorted(zip(candidates.digests, costs, strict=True))) if candidates and costs else ()
+    machine = H200 if fit else None
+    return Ranked(Ranking("g", "NVIDIA H200", True, "for a test", RankedProblems(problems), machine, fit))
+
+
 def selection(
     native: Native,
     candidates: Candidates,
     constants: Sequence[Costs] | Derivation,
-    measured: Sequence[Extents] = (),
+    known: Ranked | None = None,
     operands: Any = GEMM,
     ordinal: int = 0,
 ) -> Any:
-    packed = b"".join(pack("=4q", *extents) for extents in measured)
     select = partial(native.make, "select")
-    return native_choice.make(select, candidates, constants, H200, packed, operands, ordinal).launch
+    return native_choice.make(select, candidates, constants, H200, known, operands, ordinal).launch
 
 
 def times(candidates: Candidates, costs: Sequence[Costs], extents: Extents) -> list[float]:
@@ -108,6 +119,59 @@ def test_native_code_takes_a_kernel_as_fast_as_the_one_that_python_takes(
         extents = Extents(chance.choice([1, 1, 7]), *drawn)
         expected = times(candidates, costs, extents)
         assert expected[choose(*extents)] == pytest.approx(min(expected), rel=1e-12)
+
+
+def drawn_times(candidates: Candidates, costs: Sequence[Costs], count: int, seed: int) -> RankedProblems:
+    """Problems with times of some kernels, slower or faster than estimated, and of one that is none."""
+    chance = random.Random(seed)
+    problems = {}
+    for _ in range(count):
+        extents = Extents(1, *(int(2 ** chance.uniform(0, 14)) for _ in range(3)))
+        drawn = {
+            digest: time * 1e-6 * chance.lognormvariate(0, 0.2)
+            for digest, time in zip(candidates.digests, times(candidates, costs, extents), strict=True)
+            if chance.random() < 0.7
+        }
+        order = sorted({**drawn, "ff": 1e-5}.items(), key=lambda item: item[1])
+        digests, seconds = zip(*order, strict=True)
+        # As a file has them: in single precision.
+        rounded = unpack(f"<{len(order)}f", pack(f"<{len(order)}f", *seconds))
+        problems[extents] = RankedProblem(extents, digests, rounded)
+    return RankedProblems(problems.values())
+
+
+@pytest.mark.parametrize("count", [1, 9, 80])
+@pytest.mark.parametrize("seed", range(3))
+def test_native_code_corrects_estimates_as_python_does(native: Native, seed: int, count: int) -> None:
+    candidates, costs = some_candidates(seed)
+    # Alike, so that several lead, and each faster for some problems.
+    costs = [own._replace(step=costs[0].step * (1 + number / 400)) for number, own in enumerate(costs)]
+    problems = drawn_times(candidates, costs, count, seed)
+    choose = selection(native, candidates, costs, measured(list(problems), candidates, costs))
+    by_digest = dict(zip(candidates.digests, costs, strict=True))
+
+    def estimate(digest: str, extents: Extents) -> float:
+        return microseconds(by_digest[digest], candidates.work_of(digest, extents, H200.sm_count))
+
+    chance, changed = random.Random(200 + seed), 0
+    for _ in range(300):
+        extents = Extents(chance.choice([1, 1, 7]), *(int(2 ** chance.uniform(0, 14)) for _ in range(3)))
+        plain = dict(zip(candidates.digests, times(candidates, costs, extents), strict=True))
+        expected = corrected(plain, nearest(problems, extents), estimate)
+        taken = candidates.digests[choose(*extents)]
+        assert expected[taken] == pytest.approx(min(expected.values()), rel=1e-9)
+        changed += taken != min(plain, key=plain.__getitem__)
+    assert changed > 5
+
+
+def test_times_of_several_groups_correct_nothing(native: Native) -> None:
+    candidates, costs = some_candidates(1)
+    problems = list(drawn_times(candidates, costs, 9, 1))
+    parts = [measured(part, candidates, costs) for part in (problems[:4], problems[4:])]
+    choose = selection(native, candidates, costs, Ranked.merged(parts))
+    for m in (24, 333, 5000):
+        expected = times(candidates, costs, Extents(1, m, 3584, 3584))
+        assert expected[choose(1, m, 3584, 3584)] == pytest.approx(min(expected), rel=1e-12)
 
 
 def test_the_first_of_equals_is_taken(native: Native) -> None:
@@ -184,7 +248,8 @@ def test_python_decides_about_what_is_not_a_tensor_or_has_no_strides(native: Nat
 def test_python_decides_about_problems_that_were_measured(native: Native) -> None:
     candidates, costs = some_candidates(2)
     sizes = [64, 8, 3000, 264, 40, 512]
-    choose = selection(native, candidates, costs, [Extents(1, m, 32, 16) for m in sizes])
+    problems = [RankedProblem(Extents(1, m, 32, 16), ("00",), (1e-5,)) for m in sizes]
+    choose = selection(native, candidates, costs, measured(problems))
     for m in sizes:
         assert choose(*tensors(*product(m=m))) == -1
         assert choose(*tensors(*product(m=m + 8))) >= 0
@@ -406,16 +471,29 @@ def test_threads_learn_choose_and_launch_at_once(native: Native) -> None:
         (0, b"", "TypeError: expected tilings"), (0, b"x" * 51, "TypeError: expected tilings"),
         (0, bytes(40 * 52), "ValueError: impossible tiling"), (1, b"x", "TypeError: expected tilings"),
         (2, b"x" * 80, "ValueError: expected the costs of each kernel"), (3, b"x" * 8, "TypeError"),
-        (4, b"x", "TypeError"), (5, bytes(120), "ValueError: impossible tiling or operand"),
-        (5, pack("=15q", *[2, 16, 3, 8, 16] * 3), "ValueError: impossible tiling or operand"),
-        (6, 1.5, "TypeError"),
+        (4, b"x", "TypeError"),
+        (5, b"x", "TypeError"), (5, b"", "ValueError: impossible"),
+        (5, pack("=2I", 3, 2), "ValueError: impossible"), (5, pack("=2I", 1, 4), "ValueError: impossible"),
+        (6, b"x", "TypeError"), (6, pack("=2H", 0, 1), "ValueError: impossible"),
+        (6, pack("=3H", 0, 1, 2), "ValueError: impossible"),
+        (7, b"x", "TypeError"), (7, pack("=3f", 1e-5, 0, 1e-5), "ValueError: impossible"),
+        (7, pack("=3f", 1e-5, math.inf, 1e-5), "ValueError: impossible"),
+        (8, b"x", "TypeError"), (8, b"", "ValueError: impossible"),
+        (9, bytes(120), "ValueError: impossible tiling, operand or times"),
+        (9, pack("=15q", *[2, 16, 3, 8, 16] * 3), "ValueError: impossible"),
+        (10, 1.5, "TypeError"),
     ],
-    ids=map(str, range(10)),
+    ids=map(str, range(22)),
 )  # fmt: skip
 def test_what_is_not_a_group_is_refused(native: Native, position: int, value: Any, message: str) -> None:
     made: list[Any] = []
     candidates, costs = some_candidates(2)
-    native_choice.make(lambda *given: made.extend(given), candidates, costs, H200, b"", GEMM, 0)
+    problems = [
+        RankedProblem(Extents(1, 64, 32, 16), ("00",), (1e-5,)),
+        RankedProblem(Extents(1, 64, 64, 16), ("00", "01"), (1e-5, 2e-5)),
+    ]
+    known = measured(problems, candidates, costs)
+    native_choice.make(lambda *given: made.extend(given), candidates, costs, H200, known, GEMM, 0)
     assert native.make("select", *made)(1, 2, 3, 4) >= 0
     made[position] = value
     with pytest.raises(Refused, match=message):
@@ -428,7 +506,7 @@ def test_a_bundle_whose_tilings_are_impossible_is_corrupt() -> None:
 
     candidates, costs = some_candidates(2)
     with pytest.raises(CorruptFile, match=r"impossible tiling or operand.*build the bundle again"):
-        native_choice.make(refused, candidates, costs, H200, b"", GEMM, 0)
+        native_choice.make(refused, candidates, costs, H200, None, GEMM, 0)
 
 
 def test_what_is_not_a_problem_is_refused(native: Native) -> None:

@@ -227,11 +227,35 @@ def estimates_of(extents: Extents) -> dict[str, object]:
 
 
 def test_a_problem_that_was_not_measured_is_chosen_by_the_fitted_model() -> None:
-    found = choice(known(ranking_of(ranked(SQUARE, "aa"), costs=list(TILES))), OTHER)
-    assert (found.tier, found.reason) == ("fitted", "the least time by the cost model fitted on NVIDIA H200")
+    found = choice(known(ranking_of(costs=list(TILES))), OTHER)
+    assert (found.tier, found.reason) == (
+        "fitted",
+        "the least time by the cost model fitted on NVIDIA H200 to kernels of other operands",
+    )
     times = {digest: item.microseconds for digest, item in estimates_of(OTHER).items()}
     assert found.digests == tuple(sorted(times, key=times.__getitem__))
     assert found.expected == tuple(sorted(times.values()))
+
+
+def test_an_estimate_is_corrected_by_the_problems_near_it() -> None:
+    times = {digest: item.microseconds for digest, item in estimates_of(OTHER).items()}
+    first, second = sorted(times, key=times.__getitem__)[:2]
+    near = OTHER._replace(m=330)
+    there = {digest: item.microseconds for digest, item in estimates_of(near).items()}
+    slow = 1.5 * there[first], there[second]
+    problem = ranked(near, second, first, seconds=(1e-6 * min(slow), 1e-6 * max(slow)))
+    found = choice(known(ranking_of(problem, costs=list(TILES))), OTHER)
+    assert found.tier == "fitted"
+    assert found.reason == (
+        "the least time by the cost model fitted on NVIDIA H200 and corrected by the measured problems near "
+        "it"
+    )
+    assert (found.digests[0], set(found.digests)) == (second, set(TILES))
+    assert found.expected[0] < times[first]
+    assert list(found.expected) == sorted(found.expected)
+    # What was measured on a GPU with other numbers of multiprocessors corrects nothing.
+    other = ranking_of(problem, costs=list(TILES), machine=H200._replace(sm_count=78))
+    assert "corrected" not in choice(known(other), OTHER).reason
 
 
 def test_a_kernel_that_the_fit_does_not_know_has_derived_constants() -> None:

@@ -125,17 +125,17 @@ def test_rankings_have_what_was_measured_in_order():
 
 def test_rankings_have_the_times_of_the_fastest():
     """Of the others they say that they were measured."""
-    many = [entry(gemm(design={"family": "F", "tile_shape": (128, 8 * n, 64)})) for n in range(1, 33)]
+    many = [entry(gemm(design={"family": "F", "tile_shape": (128, 8 * n, 64)})) for n in range(1, 49)]
     digests = [item.kernel.digest for item in many]
-    times = tuple((digest, 10.0 + number) for number, digest in enumerate(digests[:20]))
-    stopped = tuple((digest, 40.0) for digest in digests[20:24])
+    times = tuple((digest, 10.0 + number) for number, digest in enumerate(digests[:36]))
+    stopped = tuple((digest, 50.0) for digest in digests[36:40])
     (found,) = rankings(
         tuning([tuned_group(many, [TunedProblem(PROBLEM, times, stopped)])]), objects_of(many)
     )
     (problem,) = found.problems
     assert problem.kernels == tuple(digests[:FASTEST])
     assert problem.seconds == pytest.approx([1e-6 * (10 + number) for number in range(FASTEST)])
-    assert problem.slower == set(digests[FASTEST:24])
+    assert problem.slower == set(digests[FASTEST:40])
     assert Ranking.from_bytes(found.to_bytes(), "it").problems[0].slower == problem.slower
 
 
