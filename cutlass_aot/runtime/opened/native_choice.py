@@ -94,7 +94,7 @@ def make(
 
 
 def _times(problems: RankedProblems, candidates: Candidates) -> tuple[bytes, bytes, bytes, bytes]:
-    """Times of problems: where those of each end, each one's kernel by its place, the times, and the kernels."""
+    """The ends of each problem's times, the place of each time's kernel, the times, and what places mean."""
     columns = problems.columns
     numbers = {digest: number for number, digest in enumerate(candidates.digests)}
     kernels = (numbers.get(digest, _NO_KERNEL) for digest in columns.digests)
