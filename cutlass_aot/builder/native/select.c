@@ -38,8 +38,8 @@
 #define WRITTEN 1.5
 
 /* Of runtime/selection/correction.py. */
-#define NEAREST 16
-#define LEADING 12
+#define NEAREST 12
+#define LEADING 8
 #define WITHIN 1.2
 #define DRAW 0.3
 

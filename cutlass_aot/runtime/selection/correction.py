@@ -17,17 +17,17 @@ The numbers are those by which left-out problems of ``manifests/tuning`` have th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from math import exp, log, log2
 
 from cutlass_aot.schema.named_tuple import NamedTuple
 from cutlass_aot.schema.tuning.ranking import Extents, RankedProblem, RankedProblems
 
-NEAREST = 16
+NEAREST = 12
 """How many problems correct an estimate."""
 
-LEADING = 12
+LEADING = 8
 """How many kernels are corrected, at most."""
 
 WITHIN = 1.2
@@ -46,16 +46,13 @@ class NearProblem(NamedTuple):
 
 def nearest(problems: RankedProblems, extents: Extents) -> list[NearProblem]:
     """The nearest measured problems, of equals those that come first."""
-    place = _place(extents)
+    batch, m, n, k = map(log2, extents)
+    # Written out, as there can be thousands of problems.
     distances = [
-        (sum(abs(one - other) for one, other in zip(_place(theirs), place, strict=True)), number)
-        for number, theirs in enumerate(problems.extents)
+        (abs(own[0] - batch) + abs(own[1] - m) + abs(own[2] - n) + abs(own[3] - k), number)
+        for number, own in enumerate(problems.logarithms)
     ]
     return [NearProblem(distance, problems[number]) for distance, number in nsmallest(NEAREST, distances)]
-
-
-def _place(extents: Iterable[int]) -> list[float]:
-    return [log2(extent) for extent in extents]
 
 
 def corrected(

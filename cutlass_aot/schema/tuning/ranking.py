@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import accumulate, repeat
-from math import inf
+from math import inf, log2
 from operator import lt
 from typing import Any
 
@@ -264,6 +264,11 @@ class RankedProblems(Sequence[RankedProblem]):
             return self._encoded.rows()
         except ValueError as error:
             raise CorruptFile(f"{self._what} is malformed: {error!r}") from None
+
+    @cached_property
+    def logarithms(self) -> tuple[tuple[float, ...], ...]:
+        """Logarithms of the extents of each to base 2; CorruptFile if they are malformed."""
+        return tuple(tuple(map(log2, extents)) for extents in self.extents)
 
     @property
     def columns(self) -> Columns:
