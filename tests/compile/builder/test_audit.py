@@ -25,6 +25,7 @@ from cutlass_aot.builder.native import SHIM_SYMBOLS
 from cutlass_aot.errors import ArtifactError, CorruptFile, SchemaTooNew
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.artifact import Facts
+from tests.support.listings import listings
 from tools.check.instructions import disassemble
 
 pytestmark = pytest.mark.compile
@@ -247,6 +248,17 @@ def test_a_gemm_for_sm_100a_uses_the_tensor_cores_of_its_generation(
     spilling = disassemble(objects["mix_sm_90a"].read_bytes())
     assert re.search(r"\bSTL\b", spilling)
     assert "UTCHMMA" not in spilling
+    # As other tests ask for many at once; of a branch there is an address in place of a label.
+    names = ("gemm_sm_100a", "scale_sm_100f", "mix_sm_90a", "mix_sm_100a")
+    found = listings([objects[name].read_bytes() for name in names])
+    for whole, listed in ((text, found[0]), (spilling, found[2])):
+        theirs, ours = (re.findall(r"/\*([0-9a-f]{4,5})\*/ +([^;]*);", lines) for lines in (whole, listed))
+        assert len(theirs) == len(ours) > 100
+        for (place, one), (own_place, other) in zip(theirs, ours, strict=True):
+            assert place == own_place
+            assert re.sub(r"`\(.*\)", "0x", one.strip()) == re.sub(
+                r"0x[0-9a-f]+$" if "`(" in one else "$^", "0x", other
+            )
 
 
 def test_disassembling_damaged_code_is_an_error(objects: dict[str, Path]) -> None:

@@ -17,7 +17,7 @@ from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import command
 from tests.compile.generators.test_families import aligned
 from tests.support.bundles import ClaimsCuda
-from tests.support.listings import listing
+from tests.support.listings import listing, listings
 from tools.check.instructions import Instruction, found
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("an_h200_without_a_driver")]
@@ -96,8 +96,9 @@ def test_each_was_built_for_each_target(bundle):
 
 def test_tensor_cores_multiply_what_tma_made_of_the_image(built, bundle):
     store = Store(built / "store", create=False)
-    for kernel in bundle.kernels():
-        assembly = listing(store.get_blob(kernel.entry.object_sha256))
+    kernels = bundle.kernels()
+    objects = [store.get_blob(kernel.entry.object_sha256) for kernel in kernels]
+    for kernel, assembly in zip(kernels, listings(objects), strict=True):
         assert re.search(r"\bUTMALDG\.4D\.IM2COL\b", assembly), kernel.name
         expected = Instruction("HGMMA" if kernel.target == "sm_90a" else "UTCHMMA")
         assert set(found(assembly)) == {expected}, kernel.name

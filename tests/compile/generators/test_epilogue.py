@@ -19,7 +19,7 @@ from cutlass_aot.schema.kernels.dtypes import DTYPES
 from tests.compile.builder.test_build import REPOSITORY, blobs, command
 from tests.compile.generators.test_families import aligned, compiled_function
 from tests.support.bundles import ClaimsCuda
-from tests.support.listings import listing
+from tests.support.listings import listing, listings
 from tests.support.paths import SUPPORT
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("no_gpu")]
@@ -185,7 +185,7 @@ def test_each_runs_on_the_tensor_cores_without_spilling(bundle, root):
     for handle in bundle.kernels():
         assert handle.facts.spill_bytes == 0
         assert handle.facts.cubin_target == handle.target
-    texts = [listing(data) for path, data in blobs(root / "store") if path.name.split(".")[0] in objects]
+    texts = listings([data for path, data in blobs(root / "store") if path.name.split(".")[0] in objects])
     assert len(texts) == 7
     assert all(re.search(r"\bUTC[HQO]MMA\b", text) for text in texts)
 

@@ -26,8 +26,8 @@ from cutlass_aot.kernels.top_k_gate import top_k_gate
 from cutlass_aot.store.store import Store
 from tests.compile.builder.test_build import REPOSITORY, command
 from tests.compile.generators.test_families import aligned
+from tests.support import listings
 from tests.support.bundles import ClaimsCuda
-from tools.check.instructions import disassemble
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("an_h200_without_a_driver")]
 
@@ -74,8 +74,8 @@ def tensor(dtype, *shape):
 
 
 @cache
-def listings(root, name):
-    """Each kernel of a bundle that loads vectors, with its assembly, each of which takes half a second."""
+def listed(root, name):
+    """Each kernel of a bundle that loads vectors, with its instructions."""
     store = Store(root / "store", create=False)
     kernels = [
         kernel
@@ -83,7 +83,8 @@ def listings(root, name):
         if kernel.group.operation not in WITHOUT_VECTORS
     ]
     assert len(kernels) >= 12
-    return [(kernel, disassemble(store.get_blob(kernel.entry.object_sha256))) for kernel in kernels]
+    objects = [store.get_blob(kernel.entry.object_sha256) for kernel in kernels]
+    return list(zip(kernels, listings.listings(objects), strict=True))
 
 
 def columns(dtype, *shape):
@@ -200,12 +201,12 @@ def test_none_spills(bundle):
 
 
 def test_rows_are_loaded_in_vectors_of_sixteen_bytes(built):
-    for kernel, listing in listings(built, "kernels"):
+    for kernel, listing in listed(built, "kernels"):
         assert re.search(r"\bLDG\.E(\.NA)?\.128\b", listing), kernel.name
 
 
 def test_rows_in_shared_memory_are_brought_there_by_bulk_copies(built):
-    staged = [found for found in listings(built, "kernels") if found[0].design.get("staged")]
+    staged = [found for found in listed(built, "kernels") if found[0].design.get("staged")]
     assert len(staged) >= 12
     for kernel, listing in staged:
         # Each is issued by a thread of its own, so that there is one instruction for a matrix.
@@ -215,7 +216,7 @@ def test_rows_in_shared_memory_are_brought_there_by_bulk_copies(built):
 
 
 def test_all_loads_of_a_row_are_issued_before_the_first_is_used(built):
-    for kernel, listing in listings(built, "kernels"):
+    for kernel, listing in listed(built, "kernels"):
         row = kernel.group.operation in ("rms_norm", "layer_norm", "softmax")
         if row and not kernel.design["staged"]:
             _, steps = kernel.design["row"]
@@ -318,7 +319,7 @@ def instruction_descriptor(tile_m, tile_n):
 
 
 def test_tf32_kernels_use_the_tensor_cores_for_tf32(tf32):
-    for kernel, listing in listings(tf32, "tf32"):
+    for kernel, listing in listed(tf32, "tf32"):
         if kernel.target == "sm_90a":
             assert re.search(r"\bHGMMA\.64x\d+x8\.F32\.TF32\b", listing), kernel.name
         else:

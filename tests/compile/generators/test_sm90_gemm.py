@@ -24,7 +24,7 @@ from cutlass_aot.schema.codec import from_plain, to_plain
 from cutlass_aot.schema.encoding import decode, encode
 from cutlass_aot.schema.kernels.epilogue import parse_epilogue
 from cutlass_aot.schema.kernels.kernel import Kernel
-from tests.support.listings import listing
+from tests.support.listings import listing, listings
 from tests.support.replace import replace
 
 pytestmark = pytest.mark.compile
@@ -203,7 +203,9 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, byte
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [(kernel, (folder / f"{kernel.symbol}.object").read_bytes()) for kernel in kernels]
+    compiled = [(folder / f"{kernel.symbol}.object").read_bytes() for kernel in kernels]
+    listings(compiled)  # tests ask for them one by one
+    return list(zip(kernels, compiled, strict=True))
 
 
 def test_no_sum_is_spilled_and_a_block_has_its_registers(objects: list[tuple[Kernel, bytes]]) -> None:
