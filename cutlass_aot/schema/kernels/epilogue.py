@@ -6,6 +6,7 @@ other name an operand or a temporary. Epilogues are computed in f32.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cutlass_aot.errors import ManifestError
 from cutlass_aot.schema.kernels.constraints import CALL_NAMES, MAX_OPERANDS
@@ -116,7 +117,7 @@ class Epilogue:
     @property
     def statements(self) -> tuple[Statement, ...]:
         """The outputs: those that others read, D, then by name."""
-        return parse_formula(self.formula, [operand.name for operand in self.operands if operand.written])
+        return _statements(self.formula, tuple(operand.name for operand in self.operands if operand.written))
 
     @property
     def block(self) -> int:
@@ -129,6 +130,12 @@ class Epilogue:
         return any(
             not operations_in(statement.expression).isdisjoint(PAIRWISE) for statement in self.statements
         )
+
+
+@lru_cache(maxsize=64)
+def _statements(formula: str, outputs: tuple[str, ...]) -> tuple[Statement, ...]:
+    """Generators ask for those of one epilogue again for every kernel."""
+    return parse_formula(formula, outputs)
 
 
 def parse_epilogue(text: str, operands: Mapping[str, Mapping[str, object]]) -> Epilogue:
