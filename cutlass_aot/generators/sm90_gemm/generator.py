@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from cutlass_aot.errors import GeneratorError
@@ -615,7 +616,13 @@ def _offered(problem: Problem, target: str) -> Iterator[_Design]:
         yield design
 
 
-def _operands(problem: Problem) -> Iterator[OperandConstraint]:
+@lru_cache(maxsize=16)
+def _operands(problem: Problem) -> tuple[OperandConstraint, ...]:
+    """Those that all designs have."""
+    return tuple(_each_operand(problem))
+
+
+def _each_operand(problem: Problem) -> Iterator[OperandConstraint]:
     halves = problem.epilogue is not None and problem.epilogue.halves
     for operand in constraints(problem, _ALIGNMENT):
         if halves and operand.written:
@@ -643,7 +650,7 @@ def _kernel(problem: Problem, design: _Design, constants: Mapping[str, int]) -> 
     return Kernel.make(
         operation=problem.operation,
         generator=Sm90Gemm.name,
-        operands=tuple(_operands(problem)),
+        operands=_operands(problem),
         accumulator=problem.accumulator,
         epilogue="" if epilogue is None else epilogue.formula,
         design=design.values(),
