@@ -31,7 +31,7 @@ def listings(objects: Sequence[bytes]) -> list[str]:
     """The instructions of objects, a line for each with its place in the object's code.
 
     They are those of :func:`tools.check.instructions.disassemble`, which names labels where these have
-    addresses. What was asked for before is remembered.
+    addresses, and adds notes. What was asked for before is remembered.
     """
     names = [digest(data) for data in objects]
     targets: dict[str, dict[str, bytes]] = {}
