@@ -55,8 +55,22 @@ def _links(compiler: str, flags: tuple[str, ...]) -> bool:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def compile_program(compiler: str, sanitizer: str, folder: Path, sources: Sequence[Path] = SOURCES) -> Path:
-    """Compile ``native.c`` with the sources under a sanitizer, and the driver beside it without."""
+def compile_program(
+    compiler: str,
+    sanitizer: str,
+    folder: Path,
+    sources: Sequence[Path] = SOURCES,
+    like: Path | None = None,
+) -> Path:
+    """Compile ``native.c`` with the sources under a sanitizer, and the driver beside it without.
+
+    Args:
+        compiler: see :func:`compiler`.
+        sanitizer: one of :data:`SANITIZERS`.
+        folder: is made.
+        sources: those of the package, or others of the same names.
+        like: a program of :data:`SOURCES` under the same sanitizer, whose objects serve for equal sources.
+    """
     folder.mkdir()
     headers = (native.FOLDER, *LinkToolchain.detect("x86_64").includes)
     includes = [f"-I{path}" for path in headers]
@@ -64,11 +78,15 @@ def compile_program(compiler: str, sanitizer: str, folder: Path, sources: Sequen
     # Not under ThreadSanitizer: what it notes for tests is of the last call, whichever thread makes it.
     driver = [*FLAGS, *includes, "-DLIBCUDA", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(DRIVER)]
     linked = ["-ldl", "-lm", "-Wl,--wrap=TVMFFIEnvGetStream", f"-Wl,-rpath,{folder}"]
-    files = [str(path) for path in (HERE / "native.c", *sources)]
-    for command in (
-        [*driver, "-o", str(library)],
-        [*FLAGS, *SANITIZERS[sanitizer], *includes, *files, str(library), *linked, "-o", str(program)],
-    ):
+    flags = [*FLAGS, *SANITIZERS[sanitizer]]
+    commands, objects = [[*driver, "-o", str(library)]], []
+    for path, ours in zip((HERE / "native.c", *sources), (HERE / "native.c", *SOURCES), strict=True):
+        made = like is not None and path.read_bytes() == ours.read_bytes()
+        objects.append(str((like.parent if like is not None and made else folder) / f"{path.stem}.o"))
+        if not made:
+            commands.append([*flags, *includes, "-c", str(path), "-o", objects[-1]])
+    commands.append([*flags, *objects, str(library), *linked, "-o", str(program)])
+    for command in commands:
         done = subprocess.run([compiler, *command], capture_output=True, text=True, check=False)
         if done.returncode or done.stderr:
             raise click.ClickException(f"{sanitizer}: it does not compile without a word:\n{done.stderr}")

@@ -56,9 +56,9 @@ def changed(folder, name, old, new):
         ("select.c", "  TVMFFIObjectIncRef(launch);\n  return_", "  return_", "heap-use-after-free"),
     ],
 )
-def test_what_is_wrong_in_a_call_is_found(tmp_path, name, old, new, found):
+def test_what_is_wrong_in_a_call_is_found(programs, tmp_path, name, old, new, found):
     files = changed(tmp_path, name, old, new)
-    program = native.compile_program(COMPILER, "address", tmp_path / "made", files)
+    program = native.compile_program(COMPILER, "address", tmp_path / "made", files, programs["address"])
     words = [native.run_program(program, "calls", seed, 10_000, 60) for seed in range(3)]
     assert any(re.search(found, text) for text in words), words
 
