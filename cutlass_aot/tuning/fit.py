@@ -27,7 +27,7 @@ from cutlass_aot.schema.tuning.costs import (
     from_logarithms,
     to_logarithms,
 )
-from cutlass_aot.schema.tuning.ranking import Extents, RankedProblems
+from cutlass_aot.schema.tuning.ranking import RankedProblems
 from cutlass_aot.schema.tuning.tuned import ranked
 from cutlass_aot.schema.tuning.tuning import Accuracy, FittedModel, TunedGroup, TunedProblem, Tuning
 
@@ -176,8 +176,8 @@ def fit(candidates: Candidates, problems: Sequence[TunedProblem], machine: Machi
 def accuracy(candidates: Candidates, problems: Sequence[TunedProblem], machine: Machine) -> Accuracy | None:
     """The regret of the choice on problems whose (n, k) the fit did not know; None if there are too few.
 
-    Regret is the time of the kernel that the model takes over that of the fastest. Kernels without a time at
-    a problem are left out there.
+    Regret is the time of the kernel that the model takes over that of the fastest. Estimates are corrected by
+    the problems that the fit knew. Kernels without a time at a problem are left out there.
     """
     pairs = sorted({(problem.extents.n, problem.extents.k) for problem in problems})
     if len(pairs) < 2 * FOLDS:
@@ -207,11 +207,7 @@ def regret(
     Estimates are corrected by the times of the problems that are ``known``, of which this one is none.
     """
     times = dict((*problem.stopped, *problem.ranked))
-    by_digest = dict(zip(candidates.digests, costs, strict=True))
-
-    def estimate(digest: str, extents: Extents) -> float:
-        return microseconds(by_digest[digest], candidates.work_of(digest, extents, machine.sm_count))
-
+    estimate = candidates.estimator(costs, machine.sm_count)
     estimates = {d: estimate(d, problem.extents) for d in candidates.digests if d in times}
     if known:
         estimates = corrected(estimates, nearest(known, problem.extents), estimate)

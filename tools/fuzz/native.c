@@ -267,11 +267,11 @@ static void any_product(struct random *random, struct any_arguments *arguments) 
   }
 }
 
-/* Columns of measured times for call_select: that of their problems' ends is 5, then places, seconds and numbers. */
+/* Columns of measured times for call_select: that of their problems' ends is 5, then positions, seconds and numbers. */
 static void any_times(struct random *random, int column, char *data, size_t size, int kernels) {
   uint32_t end = 0;
   for (size_t offset = 0; column == 5 && offset + 4 <= size; offset += 4) {
-    end += one_in(random, 32) ? (uint32_t)next(random) : (uint32_t)below(random, 3);
+    end += one_in(random, 32) ? (uint32_t)next(random) : 1 + (uint32_t)below(random, 2);
     memcpy(data + offset, &end, 4);
   }
   for (size_t offset = 0; column == 6 && offset + 2 <= size; offset += 2)

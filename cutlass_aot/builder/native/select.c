@@ -2,8 +2,8 @@
  *
  * The choice of a kernel for operands that were not seen before: the cost model, and whether a group serves a plain GEMM.
  *
- *     cutlass_aot_select(tilings, clusters, costs, traffic, measured, ends, places, seconds, numbers, operands, device) -> choose
- *     choose(a, b, out)         launches the kernel with the least estimated time, the first of equals, and returns what launched
+ *     cutlass_aot_select(tilings, clusters, costs, traffic, measured, ends, positions, seconds, numbers, operands, device) -> choose
+ *     choose(a, b, out)         launches the kernel with the least expected time, and returns what launched
  *                               it, or false if that launched nothing; the kernel's number if it is not known how to launch it;
  *                               -1 if Python has to decide, which knows more than is known here
  *     choose(batch, m, n, k)    the number of the kernel for operands that are known to be served
@@ -18,13 +18,14 @@
  *     measured  batch, m, n and k of each problem that was measured: Python chooses for these
  *     ends      of each of these, how many times it and those before it have, as 32-bit integers; empty, as the next three,
  *               where estimates are not to be corrected
- *     places    of each time, its kernel by a place among those that were measured, as 16-bit integers
+ *     positions of each time, that of its kernel among those that were measured, as 16-bit integers
  *     seconds   the times, in single precision
- *     numbers   of each place, the kernel's number, as 32-bit integers; one that is not that of a kernel is none
+ *     numbers   of each position, the kernel's number, as 32-bit integers; one that is not that of a kernel is none
  *     operands  a struct operand for each of a, b and out, or nothing
  *
  * The formula is that of runtime/selection/cost_model.py, which describes it, the corrections are those of
- * runtime/selection/correction.py, and the rules for operands are those of schema/kernels/operands.py, without what is rare: a matrix with an extent of 1, rows that overlap, a batch that is broadcast.
+ * runtime/selection/correction.py, and the rules for operands are those of schema/kernels/operands.py, without what is rare: a
+ * matrix with an extent of 1, rows that overlap, a batch that is broadcast.
  * tests/unit/runtime/test_native_choice.py compares.
  */
 #include <math.h>
@@ -41,6 +42,7 @@
 #define NEAREST 12
 #define LEADING 8
 #define WITHIN 1.2
+#define MOST 0.15
 #define DRAW 0.3
 
 struct tiling {
@@ -76,8 +78,8 @@ struct problem {
   int64_t batch, m, n, k;
 };
 
-/* Where a problem lies among others: logarithms of its extents to base 2. */
-struct place {
+/* Of a problem's extents, to base 2. */
+struct logarithms {
   double batch, m, n, k;
 };
 
@@ -88,7 +90,7 @@ struct time {
 
 struct measured {
   struct problem problem;
-  struct place place;
+  struct logarithms logarithms;
   const struct time *times, *end;
 };
 
@@ -187,7 +189,7 @@ static size_t leading(const struct selection *selection, const struct extents *e
     double bound = count ? WITHIN * found[0].estimate : INFINITY;
     if (count == most) bound = fmin(bound, found[most - 1].estimate);
     double time = microseconds(&selection->kernels[index], extents, bound);
-    if (count && !(time < bound)) continue;
+    if (!(time < bound)) continue;
     size_t at = count < most ? count++ : most - 1;
     for (; at && time < found[at - 1].estimate; at--) found[at] = found[at - 1];
     found[at] = (struct candidate){.number = (uint32_t)index, .estimate = time, .weight = DRAW};
@@ -196,11 +198,11 @@ static size_t leading(const struct selection *selection, const struct extents *e
   return count;
 }
 
-static struct place place_of(const struct problem *problem) {
-  return (struct place){log2((double)problem->batch), log2((double)problem->m), log2((double)problem->n), log2((double)problem->k)};
+static struct logarithms logarithms_of(const struct problem *problem) {
+  return (struct logarithms){log2((double)problem->batch), log2((double)problem->m), log2((double)problem->n), log2((double)problem->k)};
 }
 
-static double octaves(const struct place *one, const struct place *other) {
+static double octaves(const struct logarithms *one, const struct logarithms *other) {
   return fabs(one->batch - other->batch) + fabs(one->m - other->m) + fabs(one->n - other->n) + fabs(one->k - other->k);
 }
 
@@ -211,10 +213,10 @@ struct near {
 
 /* The nearest measured problems, ascending, of equals the first; how many there are. */
 static size_t nearest(const struct selection *selection, const struct problem *problem, struct near found[NEAREST]) {
-  struct place place = place_of(problem);
+  struct logarithms own = logarithms_of(problem);
   size_t count = 0;
   for (size_t index = 0; index < selection->measured_count; index++) {
-    double distance = octaves(&selection->measured[index].place, &place);
+    double distance = octaves(&selection->measured[index].logarithms, &own);
     if (count == NEAREST && !(distance < found[NEAREST - 1].distance)) continue;
     size_t at = count < NEAREST ? count++ : NEAREST - 1;
     for (; at && distance < found[at - 1].distance; at--) found[at] = found[at - 1];
@@ -239,7 +241,7 @@ static void correct(const struct selection *selection, const struct near *near, 
   }
   double weight = 1 / (1 + near->distance * near->distance);
   for (size_t index = 0; index < timed; index++) {
-    candidates[which[index]].sum += weight * (residuals[index] - sum / (double)timed);
+    candidates[which[index]].sum += weight * fmax(-MOST, fmin(MOST, residuals[index] - sum / (double)timed));
     candidates[which[index]].weight += weight;
   }
 }
@@ -253,16 +255,16 @@ static int64_t fastest(const struct selection *selection, const struct problem *
     size_t problems = nearest(selection, problem, near);
     for (size_t index = 0; index < problems; index++) correct(selection, &near[index], candidates, count);
   }
-  const struct candidate *best = candidates;
+  uint32_t best = 0;
   double least = INFINITY;
   for (const struct candidate *candidate = candidates; candidate < candidates + count; candidate++) {
     double time = candidate->estimate * exp(candidate->sum / candidate->weight);
     if (time < least) {
       least = time;
-      best = candidate;
+      best = candidate->number;
     }
   }
-  return best->number;
+  return best;
 }
 
 static int is_measured(const struct selection *selection, const struct problem *problem) {
@@ -422,27 +424,28 @@ static int operands_possible(const struct selection *made) {
 }
 
 /* Take over the problems that were measured, and their times; false if they do not fit together. */
-static int read_measured(struct selection *made, const struct bytes *problems, const struct bytes *ends, const struct bytes *places,
+static int read_measured(struct selection *made, const struct bytes *problems, const struct bytes *ends, const struct bytes *positions,
                          const struct bytes *seconds, const struct bytes *numbers) {
   size_t count = seconds->size / sizeof(float), given = numbers->size / sizeof(uint32_t), begin = 0;
-  if (places->size != count * sizeof(uint16_t)) return 0;
+  if (positions->size != count * sizeof(uint16_t)) return 0;
   if (ends->size != (count ? made->measured_count * sizeof(uint32_t) : 0)) return 0;
   for (size_t index = 0; index < count; index++) {
     struct time *time = &made->times[index];
-    uint16_t place;
-    memcpy(&place, places->data + index * sizeof place, sizeof place);
+    uint16_t position;
+    memcpy(&position, positions->data + index * sizeof position, sizeof position);
     memcpy(&time->seconds, seconds->data + index * sizeof time->seconds, sizeof time->seconds);
-    if (place >= given || !(time->seconds > 0 && time->seconds < INFINITY)) return 0;
-    memcpy(&time->kernel, numbers->data + place * sizeof time->kernel, sizeof time->kernel);
+    if (position >= given || !(time->seconds > 0 && time->seconds < INFINITY)) return 0;
+    memcpy(&time->kernel, numbers->data + position * sizeof time->kernel, sizeof time->kernel);
   }
   for (size_t index = 0; index < made->measured_count; index++) {
     struct measured *measured = &made->measured[index];
     uint32_t end = 0;
     memcpy(&measured->problem, problems->data + index * sizeof measured->problem, sizeof measured->problem);
+    if (measured->problem.batch < 1 || measured->problem.m < 1 || measured->problem.n < 1 || measured->problem.k < 1) return 0;
     if (!count) continue;
     memcpy(&end, ends->data + index * sizeof end, sizeof end);
-    if (end < begin || end > count) return 0;
-    measured->place = place_of(&measured->problem);
+    if (end <= begin || end > count) return 0;
+    measured->logarithms = logarithms_of(&measured->problem);
     measured->times = made->times + begin;
     measured->end = made->times + end;
     begin = end;
@@ -452,14 +455,14 @@ static int read_measured(struct selection *made, const struct bytes *problems, c
 
 EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   (void)self;
-  struct bytes tilings, clusters, costs, traffic, measured, ends, places, seconds, numbers, operands;
+  struct bytes tilings, clusters, costs, traffic, measured, ends, positions, seconds, numbers, operands;
   struct derivation derivation;
   double moved[3];
   if (count != 11 || !read_bytes(&arguments[0], sizeof(struct tiling), &tilings) || !tilings.size ||
       !read_bytes(&arguments[1], sizeof(struct clusters), &clusters) || !read_bytes(&arguments[2], sizeof(double), &costs) ||
       !read_bytes(&arguments[3], sizeof moved, &traffic) || traffic.size != sizeof moved ||
       !read_bytes(&arguments[4], sizeof(struct problem), &measured) || !read_bytes(&arguments[5], sizeof(uint32_t), &ends) ||
-      !read_bytes(&arguments[6], sizeof(uint16_t), &places) || !read_bytes(&arguments[7], sizeof(float), &seconds) ||
+      !read_bytes(&arguments[6], sizeof(uint16_t), &positions) || !read_bytes(&arguments[7], sizeof(float), &seconds) ||
       !read_bytes(&arguments[8], sizeof(uint32_t), &numbers) ||
       !read_bytes(&arguments[9], 3 * sizeof(struct operand), &operands) || arguments[10].type_index != kTVMFFIInt)
     return refuse("TypeError",
@@ -483,7 +486,7 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
   made->has_operands = operands.size == sizeof made->operands;
   if (made->has_operands) memcpy(made->operands, operands.data, sizeof made->operands);
   if (derived) memcpy(&derivation, costs.data, sizeof derivation);
-  int sound = (!made->has_operands || operands_possible(made)) && read_measured(made, &measured, &ends, &places, &seconds, &numbers);
+  int sound = (!made->has_operands || operands_possible(made)) && read_measured(made, &measured, &ends, &positions, &seconds, &numbers);
   for (size_t index = 0; index < kernels; index++) {
     struct kernel *kernel = &made->kernels[index];
     memcpy(&kernel->tiling, tilings.data + index * sizeof kernel->tiling, sizeof kernel->tiling);

@@ -31,7 +31,7 @@ class NativeChoice(NamedTuple):
     """Chooses among candidates in native code, for plain GEMMs on one GPU.
 
     Attributes:
-        launch: the native function. For three tensors it launches the candidate with the least estimated time
+        launch: the native function. For three tensors it launches the candidate with the least expected time
             and returns what launched it, or the candidate's number if it has not learnt to launch it. It
             returns -1 if it cannot tell whether the kernels support the tensors, or if the problem was
             measured. By other arguments it does what the methods say.
@@ -42,7 +42,7 @@ class NativeChoice(NamedTuple):
     candidates: Candidates
 
     def fastest(self, extents: Extents) -> int:
-        """The number of the candidate with the least estimated time, the first of equals."""
+        """The number of the candidate with the least expected time, the first of equals."""
         number: int = self.launch(*extents)
         return number
 
@@ -74,21 +74,22 @@ def make(
     ``operands`` are the kernels' constraints, ``ordinal`` is the GPU's.
     """
     rows = (constants.costs, constants[1:]) if isinstance(constants, Derivation) else constants
-    problems = [] if measured is None else measured.measured()
+    problems = [] if measured is None else measured.problems_by_group()
     correcting = None if measured is None else measured.correcting(machine)
+    arguments = (
+        candidates.table.rows,
+        array("d", chain.from_iterable(candidates.clusters(machine.sm_count).items())).tobytes(),
+        array("d", chain.from_iterable(rows)).tobytes(),
+        _TRAFFIC.pack(*candidates.traffic[:3]),
+        b"".join(own.columns.extents for own in problems),
+        *(_times(correcting, candidates) if correcting else (b"", b"", b"", b"")),
+        _rules(operands),
+        ordinal,
+    )
     try:
-        launch = select(
-            candidates.table.rows,
-            array("d", chain.from_iterable(candidates.clusters(machine.sm_count).items())).tobytes(),
-            array("d", chain.from_iterable(rows)).tobytes(),
-            _TRAFFIC.pack(*candidates.traffic[:3]),
-            b"".join(own.columns.extents for own in problems),
-            *(_times(correcting, candidates) if correcting else (b"", b"", b"", b"")),
-            _rules(operands),
-            ordinal,
-        )
+        launch = select(*arguments)
     except ValueError as error:
-        # Native code alone has checked the tilings.
+        # Native code alone has checked the tilings and the times.
         raise CorruptFile(f"kernels cannot be chosen among ({error}): build the bundle again") from None
     return NativeChoice(launch, candidates)
 

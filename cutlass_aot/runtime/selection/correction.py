@@ -6,13 +6,14 @@ than was estimated, at the measured problems that are nearest::
 
     distance = sum of the octaves between the extents: batch, m, n and k
     weight   = 1 / (1 + distance^2)
-    residual = log(time / estimate), less its mean over all of these kernels that have a time there
+    residual = log(time / estimate), less its mean over all of these kernels that have a time there,
+               and not beyond MOST either way
     factor   = exp(sum(weight * residual) / (DRAW + sum(weight))), over the problems where the kernel has one
 
 This is inverse distance weighting (D. Shepard, "A two-dimensional interpolation function for irregularly
 spaced data", 1968) of residuals, drawn towards no correction. ``builder/native/select.c`` computes the same.
-The numbers are those by which left-out problems of ``manifests/tuning`` have the least regret;
-``tools/check/selection.py`` prints it.
+The numbers are those by which left-out problems of ``manifests/tuning/nvidia-h200.json`` and
+``nvidia-h100.json`` have about the least regret; ``cutlass-aot tune --fit`` prints it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ LEADING = 8
 
 WITHIN = 1.2
 """A kernel is corrected if its estimate is less than so many times the least."""
+
+MOST = 0.15
+"""A larger residual is of what that problem alone has, and counts as this."""
 
 DRAW = 0.3
 """The weight of no correction; that of a problem with the same extents would be 1."""
@@ -80,7 +84,7 @@ def corrected(
         mean = sum(residuals.values()) / max(1, len(residuals))
         weight = 1 / (1 + distance * distance)
         for digest, residual in residuals.items():
-            sums[digest] += weight * (residual - mean)
+            sums[digest] += weight * max(-MOST, min(MOST, residual - mean))
             weights[digest] += weight
     times = {digest: estimates[digest] * exp(sums[digest] / weights[digest]) for digest in leading}
     return {digest: times[digest] for digest in sorted(leading, key=times.__getitem__)}

@@ -222,7 +222,6 @@ class Candidates:
         self._digest = digest
         self._digests: tuple[str, ...] | None = None
         self._tilings: tuple[Tiling, ...] | None = None
-        self._by_digest: dict[str, Tiling] | None = None
         self._clusters: frozenset[tuple[int, int]] | None = None
         self._derived: dict[Machine, list[Costs]] = {}
 
@@ -264,12 +263,16 @@ class Candidates:
         traffic, clusters = self.traffic, self.clusters(sm_count)
         return [work(tiling, places(tiling, clusters), extents, traffic) for tiling in self.tilings]
 
-    def work_of(self, digest: str, extents: Extents, sm_count: int) -> Work:
-        """The work of one kernel."""
-        if self._by_digest is None:
-            self._by_digest = dict(zip(self.digests, self.tilings, strict=True))
-        tiling = self._by_digest[digest]
-        return work(tiling, places(tiling, self.clusters(sm_count)), extents, self.traffic)
+    def estimator(self, costs: Sequence[Costs], sm_count: int) -> Callable[[str, Extents], float]:
+        """Gives the estimate for a kernel, by its digest, and a problem, in microseconds."""
+        kernels = dict(zip(self.digests, zip(self.tilings, costs, strict=True), strict=True))
+        clusters = self.clusters(sm_count)
+
+        def estimate(digest: str, extents: Extents) -> float:
+            tiling, own = kernels[digest]
+            return microseconds(own, work(tiling, places(tiling, clusters), extents, self.traffic))
+
+        return estimate
 
     def clusters(self, sm_count: int) -> Mapping[int, int]:
         """How many clusters run at once, by their size."""

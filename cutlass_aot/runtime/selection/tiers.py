@@ -125,19 +125,21 @@ class Ranked:
         }
         return f" as {' and '.join(sorted(others))}" if others else ""
 
-    def measured(self) -> list[RankedProblems]:
+    def problems_by_group(self) -> list[RankedProblems]:
         """The problems of each group."""
         return [ranking.problems for ranking in self._rankings]
 
     def correcting(self, machine: Machine) -> RankedProblems | None:
-        """The problems by which estimates for a GPU can be corrected; None if there are none.
+        """The problems by which estimates for a GPU are corrected; None if there are none.
 
-        The cost model has to be fitted to times of such a GPU. What several groups have is not corrected: at
-        a problem each has times of its own kernels alone.
+        The cost model has to be fitted to times of such a GPU. Where several groups have times, none correct:
+        each has those of its own kernels alone.
         """
-        (ranking, *others) = self._rankings
-        here = ranking.machine is not None and ranking.machine.sm_count == machine.sm_count
-        return ranking.problems if here and ranking.problems and not others else None
+        rankings = [ranking for ranking in self._rankings if ranking.problems]
+        if len(rankings) != 1:
+            return None
+        fit_on, problems = rankings[0].machine, rankings[0].problems
+        return problems if fit_on is not None and fit_on.sm_count == machine.sm_count else None
 
     def nearest(self, extents: Extents) -> RankedProblem | None:
         """The nearest problem by the sum of octaves in all extents; None if none is within :data:`NEAR`."""
@@ -391,12 +393,8 @@ def _least(
     costs = candidates.derived(machine) if isinstance(constants, Derivation) else constants
     times = _estimates(costs, candidates, extents, machine)
     if problems:
-        by_digest = dict(zip(candidates.digests, costs, strict=True))
-
-        def estimate_at(digest: str, there: Extents) -> float:
-            return microseconds(by_digest[digest], candidates.work_of(digest, there, machine.sm_count))
-
-        leading = corrected(times, nearest(problems, extents), estimate_at)
+        estimator = candidates.estimator(costs, machine.sm_count)
+        leading = corrected(times, nearest(problems, extents), estimator)
         last = max(leading.values())
         times = {**leading, **{d: max(last, time) for d, time in times.items() if d not in leading}}
     order = tuple(sorted(times, key=times.__getitem__))

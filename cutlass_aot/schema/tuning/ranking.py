@@ -370,7 +370,7 @@ class Ranking(NamedTuple):
             "measured": self.measured,
             "origin": self.origin,
             "kernels": digests,
-            "problems": self._packed(position),
+            "problems": self._checked_columns(position),
             "machine": None if self.machine is None else list(self.machine),
             "costs": b"".join(_COSTS.pack(*costs) for _, costs in self.costs),
             "formula": self.formula,
@@ -378,7 +378,7 @@ class Ranking(NamedTuple):
         }
         return seal(RANKING_KIND, RANKING_SCHEMA, body)
 
-    def _packed(self, position: Mapping[str, int]) -> dict[str, bytes]:
+    def _checked_columns(self, position: Mapping[str, int]) -> dict[str, bytes]:
         """The columns of the problems; positions of kernels by digest."""
         for problem in self.problems:
             timed = len(problem.kernels) if self.measured else 0

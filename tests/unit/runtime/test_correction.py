@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from cutlass_aot.runtime.selection.correction import (
     DRAW,
     LEADING,
+    MOST,
     NEAREST,
     WITHIN,
     NearProblem,
@@ -61,6 +63,12 @@ def test_a_kernel_that_took_longer_than_estimated_nearby_falls_behind() -> None:
     weight = 1 / (1 + 0.5**2)
     assert found["aa"] == pytest.approx(10 * 1.3 ** (weight / (DRAW + weight) / 2))
     assert found["bb"] == pytest.approx(10.5 / 1.3 ** (weight / (DRAW + weight) / 2))
+
+
+def test_what_one_problem_alone_has_counts_no_more_than_a_bound() -> None:
+    much, more = (corrected(ESTIMATES, [near(0.5, aa=10 * by, bb=10.5)], estimate) for by in (2, 5))
+    assert much == pytest.approx(more)
+    assert much["aa"] / 10 == pytest.approx(math.exp(MOST * 0.8 / (DRAW + 0.8)))
 
 
 def test_a_problem_counts_the_less_the_farther_it_is() -> None:

@@ -148,11 +148,7 @@ def test_native_code_corrects_estimates_as_python_does(native: Native, seed: int
     costs = [own._replace(step=costs[0].step * (1 + number / 400)) for number, own in enumerate(costs)]
     problems = drawn_times(candidates, costs, count, seed)
     choose = selection(native, candidates, costs, measured(list(problems), candidates, costs))
-    by_digest = dict(zip(candidates.digests, costs, strict=True))
-
-    def estimate(digest: str, extents: Extents) -> float:
-        return microseconds(by_digest[digest], candidates.work_of(digest, extents, H200.sm_count))
-
+    estimate = candidates.estimator(costs, H200.sm_count)
     chance, changed = random.Random(200 + seed), 0
     for _ in range(300):
         extents = Extents(chance.choice([1, 1, 7]), *(int(2 ** chance.uniform(0, 14)) for _ in range(3)))
@@ -161,7 +157,7 @@ def test_native_code_corrects_estimates_as_python_does(native: Native, seed: int
         taken = candidates.digests[choose(*extents)]
         assert expected[taken] == pytest.approx(min(expected.values()), rel=1e-9)
         changed += taken != min(plain, key=plain.__getitem__)
-    assert changed > 5
+    assert changed > (1 if count == 1 else 10)
 
 
 def test_times_of_several_groups_correct_nothing(native: Native) -> None:

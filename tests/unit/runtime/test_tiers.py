@@ -253,6 +253,11 @@ def test_an_estimate_is_corrected_by_the_problems_near_it() -> None:
     assert (found.digests[0], set(found.digests)) == (second, set(TILES))
     assert found.expected[0] < times[first]
     assert list(found.expected) == sorted(found.expected)
+    # A group of which only constants are known changes nothing; where two have times, none correct.
+    bare, timed = ranking_of(costs=["aa"]), ranking_of(ranked(SQUARE, "aa"), costs=["aa"])
+    own = ranking_of(problem, costs=list(TILES))
+    assert choice(known(Ranked.merged([own, bare])), OTHER).digests[0] == second
+    assert "corrected" not in choice(known(Ranked.merged([own, timed])), OTHER).reason
     # What was measured on a GPU with other numbers of multiprocessors corrects nothing.
     other = ranking_of(problem, costs=list(TILES), machine=H200._replace(sm_count=78))
     assert "corrected" not in choice(known(other), OTHER).reason
