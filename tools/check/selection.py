@@ -5,11 +5,12 @@ of the kernel that is chosen over that of the fastest that was measured, as a ge
 problems and at worst, for
 
 - ``derived``: the cost model with constants derived from designs (the tier ``default order``);
-- ``fitted, n and k left out``: fitted without the problems of the same n and k, a third at a time;
+- ``fitted, n and k left out``: fitted without the problems of the same n and k, a third at a time, and
+  corrected by the others, as a bundle chooses;
 - ``fitted, kernels left out``: fitted without a third of the kernels at a time, which take constants from the
-  regression, and chosen among all;
-- ``fitted``: on the problems that it was fitted to;
-- ``fitted, on FILE``: the same on the problems of another file, given with ``--on``.
+  regression, and chosen among all, without corrections;
+- ``fitted``: on the problems that it was fitted to, without corrections;
+- ``fitted, on FILE``: on the problems of another file, given with ``--on``, corrected by those of the first.
 
 For groups that a heuristic ranked when the bundle was built it prints how the derived constants order the
 kernels that the heuristic ranks: how often both take the same first, and how long the derived model expects
@@ -30,7 +31,8 @@ from cutlass_aot.runtime.selection.cost_model import Candidates, microseconds
 from cutlass_aot.schema.kernels.kernel import Kernel
 from cutlass_aot.schema.kernels.tiling import Tiling, Traffic
 from cutlass_aot.schema.tuning.costs import Costs, Machine, typical_machine
-from cutlass_aot.schema.tuning.ranking import Ranking
+from cutlass_aot.schema.tuning.ranking import RankedProblems, Ranking
+from cutlass_aot.schema.tuning.tuned import ranked
 from cutlass_aot.schema.tuning.tuning import Accuracy, TunedGroup, TunedProblem, Tuning, read_tuning
 from cutlass_aot.tuning.fit import FOLDS, fit, regret
 from tools.bench.command import markdown
@@ -46,10 +48,14 @@ def candidates_of(kernels: Sequence[Kernel]) -> Candidates:
 
 
 def regrets(
-    candidates: Candidates, costs: Sequence[Costs], problems: Sequence[TunedProblem], machine: Machine
+    candidates: Candidates,
+    costs: Sequence[Costs],
+    problems: Sequence[TunedProblem],
+    machine: Machine,
+    known: RankedProblems | None = None,
 ) -> list[float]:
-    """The regret at each problem with a measured kernel."""
-    return [regret(candidates, costs, problem, machine) for problem in problems if problem.ranked]
+    """The regret at each problem with a measured kernel; ``known`` problems correct the estimates."""
+    return [regret(candidates, costs, problem, machine, known) for problem in problems if problem.ranked]
 
 
 def without_kernels(
@@ -87,11 +93,14 @@ def lines_of(
     found = without_kernels(candidates, problems, machine)
     yield group.name, "fitted, kernels left out", Accuracy.of(found, FOLDS)
     yield group.name, "fitted", Accuracy.of(regrets(candidates, costs, problems, machine), 1)
+    known = RankedProblems(ranked(problem) for problem in problems if problem.ranked)
     for name, other in others.items():
         for measured in other.groups:
             if measured.digest == group.digest:
-                found = regrets(candidates, costs, measured.problems, machine)
-                yield group.name, f"fitted, on {name}", Accuracy.of(found, 1)
+                new = [problem for problem in measured.problems if known.find(problem.extents) is None]
+                found = regrets(candidates, costs, new, machine, known)
+                if found:
+                    yield group.name, f"fitted, on {name}", Accuracy.of(found, 1)
 
 
 def against_heuristic(bundle: cutlass_aot.Bundle) -> Iterator[tuple[str, int, float, float, float]]:
