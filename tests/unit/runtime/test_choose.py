@@ -154,7 +154,10 @@ def test_a_problem_that_was_not_measured_is_chosen_by_the_fitted_model(
     assert bundle.choose(*operands(device=0)).tier == "tuned"
     choice = bundle.choose(*operands(k=4096, device=0))
     assert (choice.tier, choice.kernel.digest) == ("fitted", F16[2].digest)
-    assert choice.reason == "the least time by the cost model fitted on NVIDIA H200"
+    assert choice.reason == (
+        "the least time by the cost model fitted on NVIDIA H200 and corrected by the measured problems near "
+        "it"
+    )
     assert digests(bundle.find(*operands(k=4096, device=0))) == [kernel.digest for kernel in F16[::-1]]
 
 
