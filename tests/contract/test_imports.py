@@ -45,6 +45,7 @@ ALLOWED_MODULES = {
     "cutlass_aot.runtime.opened.kernel_handle",
     "cutlass_aot.runtime.opened.native_choice",
     "cutlass_aot.runtime.selection",
+    "cutlass_aot.runtime.selection.correction",
     "cutlass_aot.runtime.selection.cost_model",
     "cutlass_aot.runtime.selection.match",
     "cutlass_aot.runtime.selection.query",

@@ -112,7 +112,7 @@ def test_a_measured_problem_does_not_shun_kernels_that_were_not_measured_at_it(
             assert choice is not None
             times = dict((*whole.stopped, *whole.ranked))
             found.append(times[choice.digests[0]] / whole.ranked[0][1])
-        assert len(found) > 50
+        assert len(found) >= 40
         assert Accuracy.of(found, 1).mean <= 1.03
 
 
