@@ -42,7 +42,7 @@ class NativeChoice(NamedTuple):
     candidates: Candidates
 
     def fastest(self, extents: Extents) -> int:
-        """The number of the candidate with the least expected time, the first of equals."""
+        """The number of the candidate with the least expected time."""
         number: int = self.launch(*extents)
         return number
 
@@ -95,7 +95,7 @@ def make(
 
 
 def _times(problems: RankedProblems, candidates: Candidates) -> tuple[bytes, bytes, bytes, bytes]:
-    """The ends of each problem's times, the place of each time's kernel, the times, and what places mean."""
+    """What ``select.c`` takes as ends, positions, seconds and numbers."""
     columns = problems.columns
     numbers = {digest: number for number, digest in enumerate(candidates.digests)}
     kernels = (numbers.get(digest, _NO_KERNEL) for digest in columns.digests)
