@@ -442,7 +442,7 @@ static void choose_like(struct random *random) {
 }
 
 static struct function *shared_selections[2];
-/* A selection among two kernels, for products in f16. Tiles of 1 x 1: only which is faster counts. */
+/* A selection among two kernels with times of one problem, for products in f16. Tiles of 1 x 1: only which is faster counts. */
 static struct function *two_kernels(void) {
   uint32_t tilings[2 * 13];
   double clusters[] = {1, 132}, costs[2 * 15], traffic[] = {2, 2, 2};
@@ -450,14 +450,19 @@ static struct function *two_kernels(void) {
   for (int index = 0; index < 2 * 13; index++) tilings[index] = 1;
   for (int index = 0; index < 2 * 15; index++) costs[index] = 1;
   costs[15] = 2; /* its launch takes longer */
-  TVMFFIByteArray bytes[] = {{(char *)tilings, sizeof tilings}, {(char *)clusters, sizeof clusters}, {(char *)costs, sizeof costs},
-                             {(char *)traffic, sizeof traffic}, {(char *)rules, sizeof rules}};
-  static const int places[] = {0, 1, 2, 3, 9};
+  int64_t measured[] = {1, 1, 8, 64}; /* no matrix that is drawn has one row */
+  uint32_t ends[] = {2}, numbers[] = {0, 1};
+  uint16_t positions[] = {0, 1};
+  float seconds[] = {1e-5F, 2e-5F};
+  TVMFFIByteArray bytes[] = {{(char *)tilings, sizeof tilings},     {(char *)clusters, sizeof clusters},
+                             {(char *)costs, sizeof costs},         {(char *)traffic, sizeof traffic},
+                             {(char *)measured, sizeof measured},   {(char *)ends, sizeof ends},
+                             {(char *)positions, sizeof positions}, {(char *)seconds, sizeof seconds},
+                             {(char *)numbers, sizeof numbers},     {(char *)rules, sizeof rules}};
   TVMFFIAny arguments[11] = {[10] = {.type_index = kTVMFFIInt}};
-  for (int index = 4; index < 9; index++) arguments[index].type_index = kTVMFFISmallBytes;
-  for (int index = 0; index < 5; index++) {
-    arguments[places[index]].type_index = kTVMFFIByteArrayPtr;
-    arguments[places[index]].v_ptr = &bytes[index];
+  for (int index = 0; index < 10; index++) {
+    arguments[index].type_index = kTVMFFIByteArrayPtr;
+    arguments[index].v_ptr = &bytes[index];
   }
   struct function *made = make(__tvm_ffi_cutlass_aot_select, arguments, 11);
   if (!made) fail("no selection was made");

@@ -86,12 +86,12 @@ struct logarithms {
 struct time {
   uint32_t kernel; /* its number, beyond all numbers for none */
   float seconds;
+  double residual; /* NaN until it is known; read and written atomically */
 };
 
 struct measured {
   struct problem problem;
-  struct logarithms logarithms;
-  const struct time *times, *end;
+  struct time *times, *end;
 };
 
 struct selection {
@@ -99,7 +99,8 @@ struct selection {
   int64_t device;
   size_t kernel_count, measured_count;
   struct measured *measured;
-  struct time *times; /* NULL where estimates are not corrected */
+  struct logarithms *logarithms; /* of each measured problem: apart, since all of them are read for each choice */
+  struct time *times;            /* NULL where estimates are not corrected */
   struct operand operands[3];
   int has_operands;
   struct kernel kernels[];
@@ -216,7 +217,7 @@ static size_t nearest(const struct selection *selection, const struct problem *p
   struct logarithms own = logarithms_of(problem);
   size_t count = 0;
   for (size_t index = 0; index < selection->measured_count; index++) {
-    double distance = octaves(&selection->measured[index].logarithms, &own);
+    double distance = octaves(&selection->logarithms[index], &own);
     if (count == NEAREST && !(distance < found[NEAREST - 1].distance)) continue;
     size_t at = count < NEAREST ? count++ : NEAREST - 1;
     for (; at && distance < found[at - 1].distance; at--) found[at] = found[at - 1];
@@ -225,17 +226,26 @@ static size_t nearest(const struct selection *selection, const struct problem *p
   return count;
 }
 
+/* Whether the problem itself is among the measured ones. Logarithms of different extents differ: they have 53 bits, and extents 31. */
+static int is_measured(const struct near *near, size_t problems) { return problems && near->distance == 0; }
+
 /* Add to the candidates' corrections what the times of a problem say. */
 static void correct(const struct selection *selection, const struct near *near, struct candidate *candidates, size_t count) {
-  struct extents extents = extents_of(selection, &near->measured->problem);
+  struct extents extents = {0}; /* known if its batch is not 0 */
   double residuals[LEADING], sum = 0;
   size_t which[LEADING], timed = 0;
-  for (const struct time *time = near->measured->times; time < near->measured->end; time++) {
+  for (struct time *time = near->measured->times; time < near->measured->end; time++) {
     for (size_t index = 0; index < count && timed < LEADING; index++) {
       if (candidates[index].number != time->kernel) continue;
-      double estimate = microseconds(&selection->kernels[time->kernel], &extents, INFINITY);
-      residuals[timed] = log(time->seconds * 1e6 / estimate);
-      sum += residuals[timed];
+      double residual;
+      __atomic_load(&time->residual, &residual, __ATOMIC_RELAXED);
+      if (isnan(residual)) {
+        if (extents.batch == 0) extents = extents_of(selection, &near->measured->problem);
+        residual = log(time->seconds * 1e6 / microseconds(&selection->kernels[time->kernel], &extents, INFINITY));
+        __atomic_store(&time->residual, &residual, __ATOMIC_RELAXED);
+      }
+      residuals[timed] = residual;
+      sum += residual;
       which[timed++] = index;
     }
   }
@@ -246,15 +256,11 @@ static void correct(const struct selection *selection, const struct near *near, 
   }
 }
 
-static int64_t fastest(const struct selection *selection, const struct problem *problem) {
+static int64_t fastest(const struct selection *selection, const struct problem *problem, const struct near *near, size_t problems) {
   struct extents extents = extents_of(selection, problem);
   struct candidate candidates[LEADING];
   size_t count = leading(selection, &extents, selection->times ? LEADING : 1, candidates);
-  if (count > 1) {
-    struct near near[NEAREST];
-    size_t problems = nearest(selection, problem, near);
-    for (size_t index = 0; index < problems; index++) correct(selection, &near[index], candidates, count);
-  }
+  for (size_t index = 0; count > 1 && index < problems; index++) correct(selection, &near[index], candidates, count);
   uint32_t best = 0;
   double least = INFINITY;
   for (const struct candidate *candidate = candidates; candidate < candidates + count; candidate++) {
@@ -265,12 +271,6 @@ static int64_t fastest(const struct selection *selection, const struct problem *
     }
   }
   return best;
-}
-
-static int is_measured(const struct selection *selection, const struct problem *problem) {
-  for (size_t index = 0; index < selection->measured_count; index++)
-    if (!memcmp(&selection->measured[index].problem, problem, sizeof *problem)) return 1;
-  return 0;
 }
 
 /* Whether the group certainly serves a tensor; then its batch, rows and columns. */
@@ -307,18 +307,20 @@ static int served(const struct selection *selection, const TVMFFIAny *arguments,
     if (tensor->ndim != tensor_of(&arguments[0])->ndim || extents[position][0] != extents[0][0]) return 0;
   }
   *problem = (struct problem){extents[0][0], extents[0][1], extents[1][2], extents[0][2]};
-  if (extents[1][1] != problem->k || extents[2][1] != problem->m || extents[2][2] != problem->n) return 0;
-  return !is_measured(selection, problem);
+  return extents[1][1] == problem->k && extents[2][1] == problem->m && extents[2][2] == problem->n;
 }
 
 /* Launch the fastest kernel on operands. */
 static int launch_fastest(struct selection *selection, const TVMFFIAny *operands, TVMFFIAny *result) {
   struct problem problem;
-  if (!served(selection, operands, &problem)) {
+  struct near near[NEAREST];
+  int is_served = served(selection, operands, &problem);
+  size_t problems = is_served ? nearest(selection, &problem, near) : 0;
+  if (!is_served || is_measured(near, problems)) {
     return_integer(result, -1);
     return 0;
   }
-  int64_t number = fastest(selection, &problem);
+  int64_t number = fastest(selection, &problem, near, problems);
   TVMFFIObjectHandle launch = __atomic_load_n(&selection->kernels[number].launch, __ATOMIC_ACQUIRE);
   if (!launch) {
     return_integer(result, number);
@@ -348,6 +350,7 @@ static int learn(struct selection *selection, const TVMFFIAny *arguments, TVMFFI
 static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIAny *result) {
   struct selection *selection = self;
   struct problem problem;
+  struct near near[NEAREST];
   if (count == 3) return launch_fastest(selection, arguments, result);
   if (count == 2 && arguments[1].type_index == kTVMFFIFunction) return learn(selection, arguments, result);
   if (count != 4) return refuse("TypeError", "expected three operands, or batch, m, n and k");
@@ -358,7 +361,8 @@ static int choose(void *self, const TVMFFIAny *arguments, int32_t count, TVMFFIA
       return refuse("TypeError", "expected extents of 1 or more");
   }
   memcpy(&problem, extents, sizeof problem);
-  return_integer(result, fastest(selection, &problem));
+  size_t problems = nearest(selection, &problem, near);
+  return_integer(result, fastest(selection, &problem, near, problems));
   return 0;
 }
 
@@ -436,16 +440,17 @@ static int read_measured(struct selection *made, const struct bytes *problems, c
     memcpy(&time->seconds, seconds->data + index * sizeof time->seconds, sizeof time->seconds);
     if (position >= given || !(time->seconds > 0 && time->seconds < INFINITY)) return 0;
     memcpy(&time->kernel, numbers->data + position * sizeof time->kernel, sizeof time->kernel);
+    time->residual = NAN;
   }
   for (size_t index = 0; index < made->measured_count; index++) {
     struct measured *measured = &made->measured[index];
     uint32_t end = 0;
     memcpy(&measured->problem, problems->data + index * sizeof measured->problem, sizeof measured->problem);
     if (measured->problem.batch < 1 || measured->problem.m < 1 || measured->problem.n < 1 || measured->problem.k < 1) return 0;
+    made->logarithms[index] = logarithms_of(&measured->problem);
     if (!count) continue;
     memcpy(&end, ends->data + index * sizeof end, sizeof end);
     if (end <= begin || end > count) return 0;
-    measured->logarithms = logarithms_of(&measured->problem);
     measured->times = made->times + begin;
     measured->end = made->times + end;
     begin = end;
@@ -472,7 +477,7 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
   if (!derived && costs.size != kernels * sizeof(struct costs)) return refuse("ValueError", "expected the costs of each kernel");
   size_t problems = measured.size / sizeof(struct problem);
   size_t size = sizeof(struct selection) + kernels * sizeof(struct kernel);
-  struct selection *made = calloc(1, size + problems * sizeof(struct measured) + times * sizeof(struct time));
+  struct selection *made = calloc(1, size + problems * (sizeof(struct measured) + sizeof(struct logarithms)) + times * sizeof(struct time));
   if (!made) return refuse("MemoryError", "out of memory");
   memcpy(moved, traffic.data, sizeof moved);
   made->a = moved[0];
@@ -482,7 +487,8 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
   made->kernel_count = kernels;
   made->measured_count = problems;
   made->measured = (struct measured *)((char *)made + size);
-  made->times = times ? (struct time *)(made->measured + problems) : NULL;
+  made->logarithms = (struct logarithms *)(made->measured + problems);
+  made->times = times ? (struct time *)(made->logarithms + problems) : NULL;
   made->has_operands = operands.size == sizeof made->operands;
   if (made->has_operands) memcpy(made->operands, operands.data, sizeof made->operands);
   if (derived) memcpy(&derivation, costs.data, sizeof derivation);

@@ -154,8 +154,11 @@ def test_native_code_corrects_estimates_as_python_does(native: Native, seed: int
         extents = Extents(chance.choice([1, 1, 7]), *(int(2 ** chance.uniform(0, 14)) for _ in range(3)))
         plain = dict(zip(candidates.digests, times(candidates, costs, extents), strict=True))
         expected = corrected(plain, nearest(problems, extents), estimate)
-        taken = candidates.digests[choose(*extents)]
+        number = choose(*extents)
+        taken = candidates.digests[number]
         assert expected[taken] == pytest.approx(min(expected.values()), rel=1e-9)
+        # The second time, what the measured problems say of its kernels is known.
+        assert choose(*extents) == number
         changed += taken != min(plain, key=plain.__getitem__)
     assert changed > (1 if count == 1 else 10)
 

@@ -82,6 +82,11 @@ def test_what_is_wrong_in_a_call_is_found(programs, tmp_path, name, old, new, fo
             "selection->kernels[number].launch",
         ),
         (
+            "select.c",
+            "__atomic_store(&time->residual, &residual, __ATOMIC_RELAXED)",
+            "time->residual = residual",
+        ),
+        (
             "shim.c",
             "    pthread_mutex_lock(&load_lock);\n    if (!is_loaded(library, device))",
             "    if (!is_loaded(library, device))",
