@@ -328,8 +328,8 @@ def default_order(
         if len(candidates.digests) == 1:
             reason = "the only one"
         return Preference("default order", reason, candidates.digests)
-    rough = "the least time by the cost model, a rough estimate since nothing was measured"
-    reason = f"{rough}, on {_in_words(machine)}"
+    model = "the least time by the cost model, which only compares kernels since nothing was measured"
+    reason = f"{model}, on {_in_words(machine)}"
     constants = candidates.unmeasured(machine)
     return _least("default order", reason, constants, candidates, extents, machine, fastest)
 

@@ -399,7 +399,7 @@ def test_the_default_order_is_by_the_estimate() -> None:
     found = default_order(ALL, SQUARE, H200)
     assert found.tier == "default order"
     assert found.reason == (
-        "the least time by the cost model, a rough estimate since nothing was measured, "
+        "the least time by the cost model, which only compares kernels since nothing was measured, "
         "on 132 SMs at 1980 MHz and 4917 GB/s"
     )
     assert list(found.expected) == sorted(found.expected)
