@@ -140,7 +140,7 @@ def _several(patterns: str | Sequence[str]) -> Sequence[str]:
 def _is_meant(handle: KernelHandle, name: str) -> bool:
     # `ls` prints the name of a group, and below it what follows that in the names of its kernels.
     own = handle.name.removeprefix(f"{handle.group.name}-")
-    if handle.name.startswith(name) or own.startswith(name) or handle.name.endswith(f"-{name}"):
+    if handle.name.startswith(name) or own.startswith(name):
         return True
     if handle.digest.startswith(name.lower()):
         return True
@@ -148,10 +148,7 @@ def _is_meant(handle: KernelHandle, name: str) -> bool:
 
 
 def by_name(bundle: str, handles: Sequence[KernelHandle], name: str) -> KernelHandle:
-    """The kernel whose name, with or without that of its group, or whose or whose request's digest begins so.
-
-    ``name`` can also be the end of a kernel's name.
-    """
+    """The kernel whose name, with or without its group's, or whose or whose request's digest begins so."""
     for handle in handles:
         if name in (handle.name, handle.digest):
             return handle
