@@ -66,8 +66,8 @@ def tile_in_group(
     number, first, start, size, _ = group_of(cluster, groups, rows, across, lane, plan)
     along = tiles_of(size, plan.rows_per_cluster)
     if cutlass.const_expr(plan.swap):
-        row, column = place(cluster - first, across, along, plan.group)
+        row, column = place(cluster - first, across, along, plan)
     else:
-        row, column = place(cluster - first, along, across, plan.group)
+        row, column = place(cluster - first, along, across, plan)
     batch = cutlass.Int32(0) if plan.operation == GROUPED_GEMM else number
     return Tile(row, column, batch, number, start, start + size)

@@ -73,7 +73,7 @@ class Plan:
         blocks: blocks that run on one multiprocessor at once.
         swap: whether A and B have exchanged their roles.
         active: clusters that run at once if blocks are persistent (each computes tile after tile), else 0.
-        group: clusters along the rows that are computed one after another, for reuse in the L2 cache.
+        band: clusters along the rows that are computed one after another, for reuse in the L2 cache.
         stages: stages of the ring.
         stage_bytes: bytes of one stage.
         staged_bits: bits of an element of the results in shared memory, or before they are stored: 32, an
@@ -93,7 +93,7 @@ class Plan:
     blocks: int
     swap: bool
     active: int
-    group: int
+    band: int
     stages: int
     stage_bytes: int
     staged_bits: int
@@ -137,6 +137,16 @@ class Plan:
     def blocks_per_cluster(self) -> int:
         """Blocks of a cluster."""
         return math.prod(self.cluster)
+
+    @property
+    def most_across(self) -> int:
+        """An output of at most so many clusters across is computed row by row, without bands.
+
+        Single blocks start one after the other on the multiprocessors of one GPC, whose reads of the same
+        data the L2 cache answers once. Some 16 of them so share few rows and few columns. Of clusters each
+        starts on another GPC.
+        """
+        return 8 if self.blocks_per_cluster == 1 and not self.groups else 0
 
     @property
     def sharers(self) -> int:
@@ -322,7 +332,7 @@ def make_plan(
         blocks=blocks,
         swap=swap,
         active=active,
-        group=max(1, 8 // cluster[0]),
+        band=max(1, 8 // cluster[0]),
         stages=0,
         stage_bytes=stage_bytes,
         staged_bits=32 if cluster[2] > 1 or fused else output_bits,

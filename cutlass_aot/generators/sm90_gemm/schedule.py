@@ -78,7 +78,7 @@ def schedule_of(shape: Any, depth: Any, block: Block, groups: Any, plan: cutlass
         step = block.grid_x // plan.blocks_per_cluster
     row, column = cutlass.Int32(0), cutlass.Int32(0)
     if cutlass.const_expr(not plan.groups):
-        row, column = place(first, clusters_m, clusters_n, plan.group)
+        row, column = place(first, clusters_m, clusters_n, plan)
     tiles_k = tiles_of(depth, tile_k)
     each = tiles_k // split
     more = tiles_k % split
@@ -119,7 +119,7 @@ def in_turns(schedule: Schedule, turn: Any, plan: Any) -> Schedule:
     first = schedule.first + turn * schedule.step
     at = schedule.row, schedule.column
     if not plan.groups:
-        at = place(first, schedule.clusters_m, schedule.clusters_n, plan.group)
+        at = place(first, schedule.clusters_m, schedule.clusters_n, plan)
     return schedule._replace(first=first, step=2 * schedule.step, row=at[0], column=at[1])
 
 
@@ -138,5 +138,5 @@ def place_after(schedule: Schedule, cluster: Any, at: tuple[Any, Any], plan: Any
     Of groups, :func:`tile_of` finds them. A block that is not persistent has no next one.
     """
     if plan.active and not plan.groups:
-        at = place(cluster + schedule.step, schedule.clusters_m, schedule.clusters_n, plan.group)
+        at = place(cluster + schedule.step, schedule.clusters_m, schedule.clusters_n, plan)
     return at

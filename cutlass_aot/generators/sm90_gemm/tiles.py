@@ -96,16 +96,20 @@ def block_of(plan: cutlass.Constexpr) -> Block:
 
 
 @cute.jit  # type: ignore[untyped-decorator]
-def place(cluster: Any, clusters_m: Any, clusters_n: Any, group: cutlass.Constexpr) -> Any:
-    """Row and column of a cluster, among clusters: down a group of rows, then on to the next column.
+def place(cluster: Any, clusters_m: Any, clusters_n: Any, plan: cutlass.Constexpr) -> Any:
+    """Row and column of a cluster, among clusters: down a band of rows, then on to the next column.
 
     Clusters that run at the same time so share both operands in the L2 cache. Known to be wrong: with tiles
-    of 8 rows of ``a``, from 2^31 - 7 rows on, the clusters of a group are 2^31, which wraps around.
+    of 8 rows of ``a``, from 2^31 - 7 rows on, the clusters of a band are 2^31, which wraps around.
     """
-    in_group = clusters_n * group
-    first = cluster // in_group * group
-    height = cutlass.min(clusters_m - first, group)
-    rest = cluster % in_group
+    band = cutlass.Int32(plan.band)
+    if cutlass.const_expr(plan.most_across > 0):  # noqa: SIM102 (the other is known at run time)
+        if clusters_n <= plan.most_across:
+            band = cutlass.Int32(1)
+    in_band = clusters_n * band
+    first = cluster // in_band * band
+    height = cutlass.min(clusters_m - first, band)
+    rest = cluster % in_band
     return first + rest % height, rest // height
 
 
