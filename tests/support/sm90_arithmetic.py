@@ -7,6 +7,7 @@ Those that :data:`ARGUMENTS` has no type for are compiled in.
 import json
 import sys
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import cutlass
@@ -16,7 +17,7 @@ from cutlass.cute.runtime import from_dlpack
 
 from cutlass_aot.generators.sm90_gemm.conversions import as_f8e8m0, bits_of_f4e2m1, from_f8e8m0
 from cutlass_aot.generators.sm90_gemm.scale_factors import rows_there
-from cutlass_aot.generators.sm90_gemm.tiles import moved_back, tiles_of
+from cutlass_aot.generators.sm90_gemm.tiles import moved_back, place, tiles_of
 
 
 @cute.jit
@@ -33,6 +34,19 @@ def moved(
     multiple: cutlass.Constexpr,
 ) -> None:
     result[0] = moved_back(tile, width, extent, multiple)
+
+
+@cute.jit
+def placed(
+    result: cute.Tensor,
+    cluster: cutlass.Int32,
+    down: cutlass.Int32,
+    across: cutlass.Int32,
+    band: cutlass.Constexpr,
+    most_across: cutlass.Constexpr,
+) -> None:
+    row, column = place(cluster, down, across, SimpleNamespace(band=band, most_across=most_across))
+    result[0] = row * across + column
 
 
 @cute.jit
@@ -56,11 +70,13 @@ def power(result: cute.Tensor, exponent: cutlass.Int32) -> None:
 
 
 FUNCTIONS = {
-    "tiles": tiles, "moved": moved, "there": there, "f4e2m1": f4e2m1, "f8e8m0": f8e8m0, "power": power,
+    "tiles": tiles, "moved": moved, "placed": placed, "there": there,
+    "f4e2m1": f4e2m1, "f8e8m0": f8e8m0, "power": power,
 }  # fmt: skip
 ARGUMENTS = {
     "tiles": (cutlass.Int32,),
     "moved": (cutlass.Int32,) * 2,
+    "placed": (cutlass.Int32,) * 3,
     "there": (cutlass.Int64, cutlass.Int32),
     "f4e2m1": (cutlass.Int32,),
     "f8e8m0": (cutlass.Int32,),

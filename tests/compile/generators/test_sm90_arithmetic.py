@@ -57,6 +57,20 @@ def test_the_last_tile_ends_with_the_extent() -> None:
     assert compute(calls) == expected
 
 
+SHAPES = ((1, 1), (1, 9), (9, 1), (3, 8), (43, 3), (13, 8), (13, 9), (16, 20))
+
+
+def test_tiles_are_numbered_down_bands_or_row_by_row() -> None:
+    """Row by row where few are across, if it says what few are."""
+    calls, expected = [], []
+    for (band, most_across), (down, across) in product(((8, 0), (4, 0), (8, 8), (1, 8)), SHAPES):
+        calls += [("placed", number, down, across, band, most_across) for number in range(down * across)]
+        height = 1 if across <= most_across else band
+        bands = [range(first, min(first + height, down)) for first in range(0, down, height)]
+        expected += [row * across + column for rows in bands for column in range(across) for row in rows]
+    assert compute(calls) == expected
+
+
 def test_factors_are_loaded_of_rows_that_are_there() -> None:
     """A block's tile can begin behind the last row, where others of its cluster have rows of a group."""
     rows_behind = product(EXTENTS, (-255, -1, 0, 1, 127, 255, 256), (8, 128, 256))
