@@ -86,13 +86,13 @@ def test_without_any_measurement(groups: list[Group], tuning: Tuning) -> None:
 
 
 def hidden(group: TunedGroup, candidates: Candidates) -> Iterator[tuple[TunedProblem, TunedProblem]]:
-    """Problems at which every kernel has a time, and the same without those of this package's kernels.
+    """Problems at which nine of ten kernels have a time, and the same without those of this package's.
 
     A file is like that if it was measured before these kernels were there.
     """
     own = {d for d, t in zip(candidates.digests, candidates.tilings, strict=True) if "Cluster" in t.kind}
     for problem in group.problems:
-        if len(problem.ranked) + len(problem.stopped) == len(candidates.digests):
+        if len(problem.ranked) + len(problem.stopped) >= 0.9 * len(candidates.digests):
             ranked = tuple(item for item in problem.ranked if item[0] not in own)
             stopped = tuple(item for item in problem.stopped if item[0] not in own)
             if ranked:
@@ -111,7 +111,9 @@ def test_a_measured_problem_does_not_shun_kernels_that_were_not_measured_at_it(
             choice = tuned(Ranked(ranking), lambda of=candidates: of, part.extents, tuning.machine)
             assert choice is not None
             times = dict((*whole.stopped, *whole.ranked))
-            found.append(times[choice.digests[0]] / whole.ranked[0][1])
+            # The first that has a time: of the others nothing is known.
+            chosen = next(digest for digest in choice.digests if digest in times)
+            found.append(times[chosen] / whole.ranked[0][1])
         assert len(found) >= 40
         assert Accuracy.of(found, 1).mean <= 1.03
 
