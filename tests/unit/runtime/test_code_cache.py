@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import fcntl
 import logging
 import os
@@ -409,6 +410,8 @@ def test_a_lock_that_is_a_link_is_not_followed(
 def test_threads_that_find_damage_all_get_what_is_right(code: Callable[[], Code], folder: Path) -> None:
     code().read(SPANS[0])
     (file,) = kept(folder)
+    # What tests before left to the garbage collector may have files open, which it closes at any time.
+    gc.collect()
     opened = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(40):
         file.write_bytes(b"?" * sum(map(len, PARTS)))
@@ -416,7 +419,7 @@ def test_threads_that_find_damage_all_get_what_is_right(code: Callable[[], Code]
         with ThreadPoolExecutor(4) as threads:
             assert list(threads.map(shared.read, SPANS[:8])) == PARTS[:8]
         code().read(SPANS[0])
-    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    assert len(list(Path("/proc/self/fd").iterdir())) <= opened
 
 
 def test_a_disk_that_fails_when_it_is_read_means_memory(
