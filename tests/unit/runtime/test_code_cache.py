@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import gc
 import fcntl
+import gc
 import logging
 import os
 import stat
