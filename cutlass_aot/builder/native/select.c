@@ -45,6 +45,8 @@
 #define MOST 0.15
 #define DRAW 0.3
 
+#define NOT_MEASURED UINT32_MAX
+
 struct tiling {
   uint32_t position, cluster_m, cluster_n, block_m, block_n, depth, split, blocks, blocks_per_sm, active_clusters, scheduler, within, kind;
 };
@@ -71,6 +73,7 @@ struct kernel {
   struct tiling tiling;
   struct costs costs;
   double places;
+  uint32_t measured_as;      /* its position among the kernels that were measured; NOT_MEASURED if it is not among them */
   TVMFFIObjectHandle launch; /* NULL until it is known; it never changes then */
 };
 
@@ -83,15 +86,9 @@ struct logarithms {
   double batch, m, n, k;
 };
 
-struct time {
-  uint32_t kernel; /* its number, beyond all numbers for none */
-  float seconds;
-  double residual; /* NaN until it is known; read and written atomically */
-};
-
 struct measured {
   struct problem problem;
-  struct time *times, *end;
+  size_t begin, end; /* of its times */
 };
 
 struct selection {
@@ -100,9 +97,14 @@ struct selection {
   size_t kernel_count, measured_count;
   struct measured *measured;
   struct logarithms *logarithms; /* of each measured problem: apart, since all of them are read for each choice */
-  struct time *times;            /* NULL where estimates are not corrected */
+  /* Of each time, apart, since only the kernels of all are read: its kernel's position among those that were measured, and what its
+   * logarithm has beyond the estimate's, which is 0 until it is known and is read and written atomically. NULL where estimates are not
+   * corrected. */
+  uint16_t *positions;
+  float *seconds;
+  double *residuals;
   struct operand operands[3];
-  int has_operands;
+  int has_operands, by_rows; /* whether measured problems have one batch, and ascend by rows */
   struct kernel kernels[];
 };
 
@@ -115,6 +117,9 @@ struct extents {
 
 static double at_least_zero(double value) { return value > 0 ? value : 0; }
 
+/* Whether a power of two divides a number: the quotient is exact. */
+static int divides(double power, double number) { return floor(number / power) == number / power; }
+
 static struct extents extents_of(const struct selection *selection, const struct problem *problem) {
   double m = (double)problem->m, n = (double)problem->n, k = (double)problem->k;
   double row = selection->a * k, written = selection->out * n;
@@ -125,10 +130,10 @@ static struct extents extents_of(const struct selection *selection, const struct
                           .a = row * (double)problem->batch / 1e6,
                           .b = selection->b * (double)problem->batch * k / 1e6,
                           .out = written * (double)problem->batch * m / 1e6,
-                          .k_within_line = fmod(row, LINE_BYTES) != 0,
-                          .k_within_sector = fmod(row, SECTOR_BYTES) != 0,
-                          .n_within_line = fmod(written, LINE_BYTES) != 0,
-                          .n_within_sector = fmod(written, SECTOR_BYTES) != 0};
+                          .k_within_line = !divides(LINE_BYTES, row),
+                          .k_within_sector = !divides(SECTOR_BYTES, row),
+                          .n_within_line = !divides(LINE_BYTES, written),
+                          .n_within_sector = !divides(SECTOR_BYTES, written)};
 }
 
 /* The estimated time; infinity as soon as it cannot be below `least`: most kernels stop before the powers of the overlap. */
@@ -179,7 +184,7 @@ static double microseconds(const struct kernel *kernel, const struct extents *pr
 
 /* A kernel that may be the fastest, and what corrects its estimate. */
 struct candidate {
-  uint32_t number;
+  uint32_t number, measured_as;
   double estimate, sum, weight;
 };
 
@@ -193,7 +198,8 @@ static size_t leading(const struct selection *selection, const struct extents *e
     if (!(time < bound)) continue;
     size_t at = count < most ? count++ : most - 1;
     for (; at && time < found[at - 1].estimate; at--) found[at] = found[at - 1];
-    found[at] = (struct candidate){.number = (uint32_t)index, .estimate = time, .weight = DRAW};
+    uint32_t measured_as = selection->kernels[index].measured_as;
+    found[at] = (struct candidate){.number = (uint32_t)index, .measured_as = measured_as, .estimate = time, .weight = DRAW};
   }
   while (count > 1 && !(found[count - 1].estimate < WITHIN * found[0].estimate)) count--;
   return count;
@@ -212,16 +218,37 @@ struct near {
   const struct measured *measured;
 };
 
-/* The nearest measured problems, ascending, of equals the first; how many there are. */
+static int nearer(const struct near *one, const struct near *other) {
+  return one->distance < other->distance || (one->distance == other->distance && one->measured < other->measured);
+}
+
+/* The first measured problem with at least so many rows, if they ascend by rows. */
+static size_t first_with(const struct selection *selection, double m) {
+  size_t low = 0, high = selection->measured_count;
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    if (selection->logarithms[middle].m < m) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/* The nearest measured problems, ascending, of equals the first; how many there are. Where they ascend by rows, from as many rows as the
+ * problem has to fewer and more, until the rows alone are farther than all that were found. */
 static size_t nearest(const struct selection *selection, const struct problem *problem, struct near found[NEAREST]) {
   struct logarithms own = logarithms_of(problem);
-  size_t count = 0;
-  for (size_t index = 0; index < selection->measured_count; index++) {
-    double distance = octaves(&selection->logarithms[index], &own);
-    if (count == NEAREST && !(distance < found[NEAREST - 1].distance)) continue;
+  const struct logarithms *measured = selection->logarithms;
+  size_t count = 0, begin = selection->by_rows ? first_with(selection, own.m) : 0, end = begin;
+  while (begin > 0 || end < selection->measured_count) {
+    double fewer = begin > 0 ? own.m - measured[begin - 1].m : INFINITY;
+    double more = end < selection->measured_count ? measured[end].m - own.m : INFINITY;
+    if (selection->by_rows && count == NEAREST && fmin(fewer, more) > found[NEAREST - 1].distance) break;
+    size_t index = begin > 0 && fewer <= more ? --begin : end++;
+    struct near near = {octaves(&measured[index], &own), &selection->measured[index]};
+    if (count == NEAREST && !nearer(&near, &found[NEAREST - 1])) continue;
     size_t at = count < NEAREST ? count++ : NEAREST - 1;
-    for (; at && distance < found[at - 1].distance; at--) found[at] = found[at - 1];
-    found[at] = (struct near){distance, &selection->measured[index]};
+    for (; at && nearer(&near, &found[at - 1]); at--) found[at] = found[at - 1];
+    found[at] = near;
   }
   return count;
 }
@@ -229,23 +256,34 @@ static size_t nearest(const struct selection *selection, const struct problem *p
 /* Whether the problem itself is among the measured ones. Logarithms of different extents differ: they have 53 bits, and extents 31. */
 static int is_measured(const struct near *near, size_t problems) { return problems && near->distance == 0; }
 
+/* What a time's logarithm has beyond that of the estimate for its problem, whose extents are known if their batch is not 0. */
+static double residual_of(const struct selection *selection, size_t time, uint32_t number, const struct measured *measured,
+                          struct extents *extents) {
+  double residual;
+  __atomic_load(&selection->residuals[time], &residual, __ATOMIC_RELAXED);
+  if (residual != 0) return residual;
+  if (extents->batch == 0) *extents = extents_of(selection, &measured->problem);
+  residual = log(selection->seconds[time] * 1e6 / microseconds(&selection->kernels[number], extents, INFINITY));
+  __atomic_store(&selection->residuals[time], &residual, __ATOMIC_RELAXED);
+  return residual;
+}
+
 /* Add to the candidates' corrections what the times of a problem say. */
 static void correct(const struct selection *selection, const struct near *near, struct candidate *candidates, size_t count) {
-  struct extents extents = {0}; /* known if its batch is not 0 */
+  struct extents extents = {0};
   double residuals[LEADING], sum = 0;
   size_t which[LEADING], timed = 0;
-  for (struct time *time = near->measured->times; time < near->measured->end; time++) {
+  /* Most times are of other kernels, as the last six bits of their positions tell of nearly all. */
+  uint64_t among = 0;
+  for (size_t index = 0; index < count; index++)
+    if (candidates[index].measured_as != NOT_MEASURED) among |= (uint64_t)1 << (candidates[index].measured_as & 63);
+  for (size_t time = near->measured->begin; time < near->measured->end; time++) {
+    uint16_t position = selection->positions[time];
+    if (!(among >> (position & 63) & 1)) continue;
     for (size_t index = 0; index < count && timed < LEADING; index++) {
-      if (candidates[index].number != time->kernel) continue;
-      double residual;
-      __atomic_load(&time->residual, &residual, __ATOMIC_RELAXED);
-      if (isnan(residual)) {
-        if (extents.batch == 0) extents = extents_of(selection, &near->measured->problem);
-        residual = log(time->seconds * 1e6 / microseconds(&selection->kernels[time->kernel], &extents, INFINITY));
-        __atomic_store(&time->residual, &residual, __ATOMIC_RELAXED);
-      }
-      residuals[timed] = residual;
-      sum += residual;
+      if (candidates[index].measured_as != position) continue;
+      residuals[timed] = residual_of(selection, time, candidates[index].number, near->measured, &extents);
+      sum += residuals[timed];
       which[timed++] = index;
     }
   }
@@ -259,7 +297,7 @@ static void correct(const struct selection *selection, const struct near *near, 
 static int64_t fastest(const struct selection *selection, const struct problem *problem, const struct near *near, size_t problems) {
   struct extents extents = extents_of(selection, problem);
   struct candidate candidates[LEADING];
-  size_t count = leading(selection, &extents, selection->times ? LEADING : 1, candidates);
+  size_t count = leading(selection, &extents, selection->positions ? LEADING : 1, candidates);
   for (size_t index = 0; count > 1 && index < problems; index++) correct(selection, &near[index], candidates, count);
   uint32_t best = 0;
   double least = INFINITY;
@@ -433,27 +471,30 @@ static int read_measured(struct selection *made, const struct bytes *problems, c
   size_t count = seconds->size / sizeof(float), given = numbers->size / sizeof(uint32_t), begin = 0;
   if (positions->size != count * sizeof(uint16_t)) return 0;
   if (ends->size != (count ? made->measured_count * sizeof(uint32_t) : 0)) return 0;
-  for (size_t index = 0; index < count; index++) {
-    struct time *time = &made->times[index];
-    uint16_t position;
-    memcpy(&position, positions->data + index * sizeof position, sizeof position);
-    memcpy(&time->seconds, seconds->data + index * sizeof time->seconds, sizeof time->seconds);
-    if (position >= given || !(time->seconds > 0 && time->seconds < INFINITY)) return 0;
-    memcpy(&time->kernel, numbers->data + position * sizeof time->kernel, sizeof time->kernel);
-    time->residual = NAN;
+  for (size_t position = 0; position < given; position++) {
+    uint32_t number;
+    memcpy(&number, numbers->data + position * sizeof number, sizeof number);
+    if (number < made->kernel_count) made->kernels[number].measured_as = (uint32_t)position;
   }
+  if (count) memcpy(made->positions, positions->data, positions->size);
+  if (count) memcpy(made->seconds, seconds->data, seconds->size);
+  for (size_t index = 0; index < count; index++)
+    if (made->positions[index] >= given || !(made->seconds[index] > 0 && made->seconds[index] < INFINITY)) return 0;
+  int64_t rows = 0;
+  made->by_rows = 1;
   for (size_t index = 0; index < made->measured_count; index++) {
     struct measured *measured = &made->measured[index];
     uint32_t end = 0;
     memcpy(&measured->problem, problems->data + index * sizeof measured->problem, sizeof measured->problem);
     if (measured->problem.batch < 1 || measured->problem.m < 1 || measured->problem.n < 1 || measured->problem.k < 1) return 0;
     made->logarithms[index] = logarithms_of(&measured->problem);
+    made->by_rows &= measured->problem.batch == made->measured->problem.batch && measured->problem.m >= rows;
+    rows = measured->problem.m;
     if (!count) continue;
     memcpy(&end, ends->data + index * sizeof end, sizeof end);
     if (end <= begin || end > count) return 0;
-    measured->times = made->times + begin;
-    measured->end = made->times + end;
-    begin = end;
+    measured->begin = begin;
+    measured->end = begin = end;
   }
   return 1;
 }
@@ -477,7 +518,8 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
   if (!derived && costs.size != kernels * sizeof(struct costs)) return refuse("ValueError", "expected the costs of each kernel");
   size_t problems = measured.size / sizeof(struct problem);
   size_t size = sizeof(struct selection) + kernels * sizeof(struct kernel);
-  struct selection *made = calloc(1, size + problems * (sizeof(struct measured) + sizeof(struct logarithms)) + times * sizeof(struct time));
+  size += problems * (sizeof(struct measured) + sizeof(struct logarithms)) + times * (sizeof(double) + sizeof(float) + sizeof(uint16_t));
+  struct selection *made = calloc(1, size);
   if (!made) return refuse("MemoryError", "out of memory");
   memcpy(moved, traffic.data, sizeof moved);
   made->a = moved[0];
@@ -486,12 +528,15 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
   made->device = arguments[10].v_int64;
   made->kernel_count = kernels;
   made->measured_count = problems;
-  made->measured = (struct measured *)((char *)made + size);
+  made->measured = (struct measured *)(made->kernels + kernels);
   made->logarithms = (struct logarithms *)(made->measured + problems);
-  made->times = times ? (struct time *)(made->logarithms + problems) : NULL;
+  made->residuals = (double *)(made->logarithms + problems);
+  made->seconds = (float *)(made->residuals + times);
+  made->positions = times ? (uint16_t *)(made->seconds + times) : NULL;
   made->has_operands = operands.size == sizeof made->operands;
   if (made->has_operands) memcpy(made->operands, operands.data, sizeof made->operands);
   if (derived) memcpy(&derivation, costs.data, sizeof derivation);
+  for (size_t index = 0; index < kernels; index++) made->kernels[index].measured_as = NOT_MEASURED;
   int sound = (!made->has_operands || operands_possible(made)) && read_measured(made, &measured, &ends, &positions, &seconds, &numbers);
   for (size_t index = 0; index < kernels; index++) {
     struct kernel *kernel = &made->kernels[index];

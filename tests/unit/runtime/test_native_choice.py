@@ -121,12 +121,25 @@ def test_native_code_takes_a_kernel_as_fast_as_the_one_that_python_takes(
         assert expected[choose(*extents)] == pytest.approx(min(expected), rel=1e-12)
 
 
-def drawn_times(candidates: Candidates, costs: Sequence[Costs], count: int, seed: int) -> RankedProblems:
+def drawn_extents(chance: random.Random, batch: int, octaves: bool) -> Extents:
+    """Extents of a problem; with ``octaves`` powers of two, so that many are equally near to others."""
+    powers = (chance.uniform(0, 14) for _ in range(3))
+    return Extents(batch, *(int(2 ** (int(power) if octaves else power)) for power in powers))
+
+
+def drawn_times(
+    candidates: Candidates,
+    costs: Sequence[Costs],
+    count: int,
+    seed: int,
+    batches: Sequence[int] = (1,),
+    octaves: bool = False,
+) -> RankedProblems:
     """Problems with times of some kernels, slower or faster than estimated, and of one that is none."""
     chance = random.Random(seed)
     problems = {}
     for _ in range(count):
-        extents = Extents(1, *(int(2 ** chance.uniform(0, 14)) for _ in range(3)))
+        extents = drawn_extents(chance, chance.choice(batches), octaves)
         drawn = {
             digest: time * 1e-6 * chance.lognormvariate(0, 0.2)
             for digest, time in zip(candidates.digests, times(candidates, costs, extents), strict=True)
@@ -140,18 +153,22 @@ def drawn_times(candidates: Candidates, costs: Sequence[Costs], count: int, seed
     return RankedProblems(problems.values())
 
 
-@pytest.mark.parametrize("count", [1, 9, 80])
+@pytest.mark.parametrize("octaves", [False, True])
+@pytest.mark.parametrize("batches", [(1,), (1, 7)])
+@pytest.mark.parametrize("count", [1, 9, 80, 400])
 @pytest.mark.parametrize("seed", range(3))
-def test_native_code_corrects_estimates_as_python_does(native: Native, seed: int, count: int) -> None:
+def test_native_code_corrects_estimates_as_python_does(
+    native: Native, seed: int, count: int, batches: tuple[int, ...], octaves: bool
+) -> None:
     candidates, costs = some_candidates(seed)
     # Alike, so that several lead, and each faster for some problems.
     costs = [own._replace(step=costs[0].step * (1 + number / 400)) for number, own in enumerate(costs)]
-    problems = drawn_times(candidates, costs, count, seed)
+    problems = drawn_times(candidates, costs, count, seed, batches, octaves)
     choose = selection(native, candidates, costs, measured(list(problems), candidates, costs))
     estimate = candidates.estimator(costs, H200.sm_count)
     chance, changed = random.Random(200 + seed), 0
     for _ in range(300):
-        extents = Extents(chance.choice([1, 1, 7]), *(int(2 ** chance.uniform(0, 14)) for _ in range(3)))
+        extents = drawn_extents(chance, chance.choice([1, 1, 7]), octaves)
         plain = dict(zip(candidates.digests, times(candidates, costs, extents), strict=True))
         expected = corrected(plain, nearest(problems, extents), estimate)
         number = choose(*extents)
