@@ -293,7 +293,7 @@ static void call_select(struct random *random) {
   TVMFFIAny arguments[11];
   TVMFFIByteArray bytes[10];
   static const int64_t rules[] = {kDLFloat, 16, 1, 1, 1, kDLFloat, 16, 2, 1, 1, kDLFloat, 16, 1, 1, 1};
-  int derived = one_in(random, 3), of_product = one_in(random, 2);
+  int derived = one_in(random, 3), of_product = one_in(random, 2), by_rows = one_in(random, 2);
   for (int index = 0; index < 10; index++) {
     size_t size = items[index] * counts[index] + (one_in(random, 64) ? 1 : 0);
     if (index == 2 && derived) size = 18 * 8;
@@ -307,6 +307,8 @@ static void call_select(struct random *random) {
       int64_t number = one_in(random, 8) ? any_number(random) : 1 + below(random, 2);
       memcpy(data + offset, &number, 8);
     }
+    for (size_t offset = 0; index == 4 && by_rows && offset + 32 <= size; offset += 32)
+      memcpy(data + offset, (int64_t[]){1, 1 + (int64_t)offset}, 16);
     any_times(random, index, data, size, kernels);
     if (index == 9 && of_product && size == sizeof rules) memcpy(data, rules, size);
     bytes[index] = (TVMFFIByteArray){data, size};

@@ -97,14 +97,13 @@ struct selection {
   size_t kernel_count, measured_count;
   struct measured *measured;
   struct logarithms *logarithms; /* of each measured problem: apart, since all of them are read for each choice */
-  /* Of each time, apart, since only the kernels of all are read: its kernel's position among those that were measured, and what its
-   * logarithm has beyond the estimate's, which is 0 until it is known and is read and written atomically. NULL where estimates are not
-   * corrected. */
-  uint16_t *positions;
+  /* An entry for each time, in three arrays, because a choice reads all positions of a problem but few of its times. */
+  uint16_t *positions; /* of its kernel among those that were measured; NULL if estimates are not corrected */
   float *seconds;
-  double *residuals;
+  double *residuals; /* log(time / estimate), or 0 until it is computed; read and written atomically */
   struct operand operands[3];
-  int has_operands, by_rows; /* whether measured problems have one batch, and ascend by rows */
+  int has_operands;
+  int by_rows; /* whether all measured problems have the same batch, and their rows ascend */
   struct kernel kernels[];
 };
 
@@ -222,7 +221,7 @@ static int nearer(const struct near *one, const struct near *other) {
   return one->distance < other->distance || (one->distance == other->distance && one->measured < other->measured);
 }
 
-/* The first measured problem with at least so many rows, if they ascend by rows. */
+/* The first measured problem with at least so many rows, given by their logarithm; the rows ascend. */
 static size_t first_with(const struct selection *selection, double m) {
   size_t low = 0, high = selection->measured_count;
   while (low < high) {
@@ -233,8 +232,8 @@ static size_t first_with(const struct selection *selection, double m) {
   return low;
 }
 
-/* The nearest measured problems, ascending, of equals the first; how many there are. Where they ascend by rows, from as many rows as the
- * problem has to fewer and more, until the rows alone are farther than all that were found. */
+/* The nearest measured problems, ascending, of equals the first; how many there are. Where rows ascend, the search begins at the rows of
+ * the problem and goes on to fewer and to more, until the difference in rows alone exceeds the distance of all that were found. */
 static size_t nearest(const struct selection *selection, const struct problem *problem, struct near found[NEAREST]) {
   struct logarithms own = logarithms_of(problem);
   const struct logarithms *measured = selection->logarithms;
@@ -256,7 +255,7 @@ static size_t nearest(const struct selection *selection, const struct problem *p
 /* Whether the problem itself is among the measured ones. Logarithms of different extents differ: they have 53 bits, and extents 31. */
 static int is_measured(const struct near *near, size_t problems) { return problems && near->distance == 0; }
 
-/* What a time's logarithm has beyond that of the estimate for its problem, whose extents are known if their batch is not 0. */
+/* The residual of a time; `extents` are those of its problem, and are worked out here if their batch is 0. */
 static double residual_of(const struct selection *selection, size_t time, uint32_t number, const struct measured *measured,
                           struct extents *extents) {
   double residual;
@@ -273,7 +272,7 @@ static void correct(const struct selection *selection, const struct near *near, 
   struct extents extents = {0};
   double residuals[LEADING], sum = 0;
   size_t which[LEADING], timed = 0;
-  /* Most times are of other kernels, as the last six bits of their positions tell of nearly all. */
+  /* Most times are of other kernels. For nearly all of these, a set of the last six bits of positions tells so. */
   uint64_t among = 0;
   for (size_t index = 0; index < count; index++)
     if (candidates[index].measured_as != NOT_MEASURED) among |= (uint64_t)1 << (candidates[index].measured_as & 63);
@@ -480,7 +479,6 @@ static int read_measured(struct selection *made, const struct bytes *problems, c
   if (count) memcpy(made->seconds, seconds->data, seconds->size);
   for (size_t index = 0; index < count; index++)
     if (made->positions[index] >= given || !(made->seconds[index] > 0 && made->seconds[index] < INFINITY)) return 0;
-  int64_t rows = 0;
   made->by_rows = 1;
   for (size_t index = 0; index < made->measured_count; index++) {
     struct measured *measured = &made->measured[index];
@@ -488,8 +486,8 @@ static int read_measured(struct selection *made, const struct bytes *problems, c
     memcpy(&measured->problem, problems->data + index * sizeof measured->problem, sizeof measured->problem);
     if (measured->problem.batch < 1 || measured->problem.m < 1 || measured->problem.n < 1 || measured->problem.k < 1) return 0;
     made->logarithms[index] = logarithms_of(&measured->problem);
-    made->by_rows &= measured->problem.batch == made->measured->problem.batch && measured->problem.m >= rows;
-    rows = measured->problem.m;
+    made->by_rows &= measured->problem.batch == made->measured->problem.batch &&
+                     (!index || made->logarithms[index].m >= made->logarithms[index - 1].m);
     if (!count) continue;
     memcpy(&end, ends->data + index * sizeof end, sizeof end);
     if (end <= begin || end > count) return 0;
