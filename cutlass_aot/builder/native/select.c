@@ -73,7 +73,7 @@ struct kernel {
   struct tiling tiling;
   struct costs costs;
   double places;
-  uint32_t measured_as;      /* its position among the kernels that were measured; NOT_MEASURED if it is not among them */
+  uint32_t position;         /* among the kernels that were measured; NOT_MEASURED if it is not among them */
   TVMFFIObjectHandle launch; /* NULL until it is known; it never changes then */
 };
 
@@ -183,7 +183,7 @@ static double microseconds(const struct kernel *kernel, const struct extents *pr
 
 /* A kernel that may be the fastest, and what corrects its estimate. */
 struct candidate {
-  uint32_t number, measured_as;
+  uint32_t number;
   double estimate, sum, weight;
 };
 
@@ -197,8 +197,7 @@ static size_t leading(const struct selection *selection, const struct extents *e
     if (!(time < bound)) continue;
     size_t at = count < most ? count++ : most - 1;
     for (; at && time < found[at - 1].estimate; at--) found[at] = found[at - 1];
-    uint32_t measured_as = selection->kernels[index].measured_as;
-    found[at] = (struct candidate){.number = (uint32_t)index, .measured_as = measured_as, .estimate = time, .weight = DRAW};
+    found[at] = (struct candidate){.number = (uint32_t)index, .estimate = time, .weight = DRAW};
   }
   while (count > 1 && !(found[count - 1].estimate < WITHIN * found[0].estimate)) count--;
   return count;
@@ -273,14 +272,17 @@ static void correct(const struct selection *selection, const struct near *near, 
   double residuals[LEADING], sum = 0;
   size_t which[LEADING], timed = 0;
   /* Most times are of other kernels. For nearly all of these, a set of the last six bits of positions tells so. */
+  uint32_t own[LEADING];
   uint64_t among = 0;
-  for (size_t index = 0; index < count; index++)
-    if (candidates[index].measured_as != NOT_MEASURED) among |= (uint64_t)1 << (candidates[index].measured_as & 63);
+  for (size_t index = 0; index < count; index++) {
+    own[index] = selection->kernels[candidates[index].number].position;
+    if (own[index] != NOT_MEASURED) among |= (uint64_t)1 << (own[index] & 63);
+  }
   for (size_t time = near->measured->begin; time < near->measured->end; time++) {
     uint16_t position = selection->positions[time];
     if (!(among >> (position & 63) & 1)) continue;
     for (size_t index = 0; index < count && timed < LEADING; index++) {
-      if (candidates[index].measured_as != position) continue;
+      if (own[index] != position) continue;
       residuals[timed] = residual_of(selection, time, candidates[index].number, near->measured, &extents);
       sum += residuals[timed];
       which[timed++] = index;
@@ -473,7 +475,7 @@ static int read_measured(struct selection *made, const struct bytes *problems, c
   for (size_t position = 0; position < given; position++) {
     uint32_t number;
     memcpy(&number, numbers->data + position * sizeof number, sizeof number);
-    if (number < made->kernel_count) made->kernels[number].measured_as = (uint32_t)position;
+    if (number < made->kernel_count) made->kernels[number].position = (uint32_t)position;
   }
   if (count) memcpy(made->positions, positions->data, positions->size);
   if (count) memcpy(made->seconds, seconds->data, seconds->size);
@@ -534,7 +536,7 @@ EXPORT int __tvm_ffi_cutlass_aot_select(void *self, const TVMFFIAny *arguments, 
   made->has_operands = operands.size == sizeof made->operands;
   if (made->has_operands) memcpy(made->operands, operands.data, sizeof made->operands);
   if (derived) memcpy(&derivation, costs.data, sizeof derivation);
-  for (size_t index = 0; index < kernels; index++) made->kernels[index].measured_as = NOT_MEASURED;
+  for (size_t index = 0; index < kernels; index++) made->kernels[index].position = NOT_MEASURED;
   int sound = (!made->has_operands || operands_possible(made)) && read_measured(made, &measured, &ends, &positions, &seconds, &numbers);
   for (size_t index = 0; index < kernels; index++) {
     struct kernel *kernel = &made->kernels[index];
