@@ -45,7 +45,8 @@
 #define MOST 0.15
 #define DRAW 0.3
 
-#define NOT_MEASURED UINT32_MAX
+#define NOT_MEASURED UINT32_MAX /* no number of a kernel either */
+#define CACHE_LINE_BYTES 64
 
 struct tiling {
   uint32_t position, cluster_m, cluster_n, block_m, block_n, depth, split, blocks, blocks_per_sm, active_clusters, scheduler, within, kind;
@@ -89,6 +90,7 @@ struct logarithms {
 struct measured {
   struct problem problem;
   size_t begin, end; /* of its times */
+  uint32_t first;    /* the number of the kernel of its first time; one that is not that of a kernel is none */
 };
 
 struct selection {
@@ -187,11 +189,15 @@ struct candidate {
   double estimate, sum, weight;
 };
 
-/* The kernels with the least estimates, at most so many, ascending, of equals the first; how many there are. */
-static size_t leading(const struct selection *selection, const struct extents *extents, size_t most, struct candidate *found) {
+/* The kernels with the least estimates, at most so many, ascending, of equals the first; how many there are. `guess` is the number of a
+ * kernel that is probably among them, by whose estimate most others are ruled out early, or that of none. */
+static size_t leading(const struct selection *selection, const struct extents *extents, uint32_t guess, size_t most,
+                      struct candidate *found) {
   size_t count = 0;
+  double limit = INFINITY;
+  if (guess < selection->kernel_count) limit = WITHIN * microseconds(&selection->kernels[guess], extents, INFINITY);
   for (size_t index = 0; index < selection->kernel_count; index++) {
-    double bound = count ? WITHIN * found[0].estimate : INFINITY;
+    double bound = count ? fmin(limit, WITHIN * found[0].estimate) : limit;
     if (count == most) bound = fmin(bound, found[most - 1].estimate);
     double time = microseconds(&selection->kernels[index], extents, bound);
     if (!(time < bound)) continue;
@@ -295,10 +301,25 @@ static void correct(const struct selection *selection, const struct near *near, 
   }
 }
 
+static void prefetch(const void *begin, size_t size) {
+  for (size_t offset = 0; offset < size; offset += CACHE_LINE_BYTES) __builtin_prefetch((const char *)begin + offset);
+}
+
+/* Have what `correct` reads of a problem brought into the caches, from which it is gone after some work of others. */
+static void prefetch_times(const struct selection *selection, const struct measured *measured) {
+  size_t begin = measured->begin, count = measured->end - begin;
+  prefetch(&selection->positions[begin], count * sizeof *selection->positions);
+  prefetch(&selection->seconds[begin], count * sizeof *selection->seconds);
+  prefetch(&selection->residuals[begin], count * sizeof *selection->residuals);
+}
+
 static int64_t fastest(const struct selection *selection, const struct problem *problem, const struct near *near, size_t problems) {
   struct extents extents = extents_of(selection, problem);
   struct candidate candidates[LEADING];
-  size_t count = leading(selection, &extents, selection->positions ? LEADING : 1, candidates);
+  if (!selection->positions) problems = 0;
+  for (size_t index = 0; index < problems; index++) prefetch_times(selection, near[index].measured);
+  uint32_t guess = problems ? near[0].measured->first : NOT_MEASURED;
+  size_t count = leading(selection, &extents, guess, selection->positions ? LEADING : 1, candidates);
   for (size_t index = 0; count > 1 && index < problems; index++) correct(selection, &near[index], candidates, count);
   uint32_t best = 0;
   double least = INFINITY;
@@ -493,6 +514,7 @@ static int read_measured(struct selection *made, const struct bytes *problems, c
     if (!count) continue;
     memcpy(&end, ends->data + index * sizeof end, sizeof end);
     if (end <= begin || end > count) return 0;
+    memcpy(&measured->first, numbers->data + made->positions[begin] * sizeof measured->first, sizeof measured->first);
     measured->begin = begin;
     measured->end = begin = end;
   }
