@@ -75,7 +75,7 @@ def keep_row(source: Any, row: Any, lane: Any, count: Any, design: RowDesign) ->
     elements = vector_elements(dtype)
     if not design.staged:
         held = cute.make_rmem_tensor(((1, elements), design.steps), dtype)
-        load_row(source, row, lane, count, held, design.threads, True)
+        load_row(source, row, lane, count, held, design.threads, design.streamed)
         return KeptRow(held, None)
     smem = cutlass.utils.SmemAllocator()
     barriers = smem.allocate_array(cutlass.Int64, design.steps)

@@ -35,7 +35,7 @@ def quantize_kernel(x: cute.Tensor, out: cute.Tensor, scale: cute.Tensor) -> Non
     if first < rows:
         for i in cutlass.range_constexpr(ROWS):
             row = cutlass.min(first + i, rows - 1)
-            held[None, i].store(load(inputs, row, cutlass.min(vector, count - 1), True))
+            held[None, i].store(load(inputs, row, cutlass.min(vector, count - 1)))
         values = [floats(held[None, i]) for i in range(ROWS)]
         fp8.store_scaled(outputs, scale, (first, vector), (1, 0), (rows, count), values)
 

@@ -89,9 +89,9 @@ def swiglu_kernel(
     for first in cutlass.range(begin, end, stride, unroll=1):
         for i in cutlass.range_constexpr(rows):
             row = cutlass.min(first + i, end - 1)
-            held[None, 0, i].store(load(inputs, row, place, True))
+            held[None, 0, i].store(load(inputs, row, place))
             if cutlass.const_expr(not alternating):
-                held[None, 1, i].store(load(inputs, row, place + count, True))
+                held[None, 1, i].store(load(inputs, row, place + count))
         values = [_gated(held, i, alternating) for i in range(rows)]
         fp8.store_scaled(outputs, scales, (first, vector), (1, 0), (end, count), values)
 
