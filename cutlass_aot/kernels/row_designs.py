@@ -105,8 +105,8 @@ class RowDesign:
     def streamed(self) -> bool:
         """Whether loads into registers take no room in the L1 cache.
 
-        On an H200 they are up to 10% faster so where a row has many threads, and 2 to 11% slower where it has
-        few and there are thousands of rows.
+        On an H200 they are up to 10% faster so where there are few rows, which rows of many threads are for,
+        and 1 to 11% slower where there are many (docs/results/kernels.md).
         """
         return self.threads >= MOST_BLOCK_THREADS
 

@@ -19,7 +19,7 @@ from cutlass_aot.kernels.gather_rows import gather_rows
 from cutlass_aot.kernels.layer_norm import layer_norm
 from cutlass_aot.kernels.quantize import quantize_fp8
 from cutlass_aot.kernels.rms_norm import fused_rms_norm, rms_norm, rms_norm_fp8
-from cutlass_aot.kernels.row_designs import IN_REGISTERS, STAGED
+from cutlass_aot.kernels.row_designs import IN_REGISTERS, MOST_BLOCK_THREADS, STAGED
 from cutlass_aot.kernels.softmax import softmax
 from cutlass_aot.kernels.swiglu import fused_swiglu_fp8, swiglu_fp8
 from cutlass_aot.kernels.top_k_gate import top_k_gate
@@ -224,12 +224,15 @@ def test_all_loads_of_a_row_are_issued_before_the_first_is_used(built):
             loaded: list[set[int]] = []
             for line in listing.splitlines():
                 registers = {int(number) for number in re.findall(r"\bR(\d+)\b", line)}
-                load = re.search(r"\bLDG\.E\.NA\.128 R(\d+),", line)
+                # Rows of many threads are loaded past the L1 cache, and nothing else is.
+                past = r"\.NA" if kernel.design["row"][0] >= MOST_BLOCK_THREADS else ""
+                load = re.search(rf"\bLDG\.E{past}\.128 R(\d+),", line)
                 if load:
                     loaded.append(set(range(int(load[1]), int(load[1]) + 4)))
                 elif registers & set().union(*loaded):
                     break
-            assert len(loaded) == expected, kernel.name
+            # Weights, and what a row has beyond, may be among plain loads.
+            assert len(loaded) == expected or (not past and len(loaded) > expected), kernel.name
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
