@@ -93,7 +93,7 @@ def load_row(
         count: vectors of the row.
         held: (vector, step), written.
         row_threads: threads of the row.
-        streamed: whether nothing else reads the row again, so that it takes no room in the L1 cache.
+        streamed: whether the loads take no room in the L1 cache.
     """
     for step in range(held.shape[1]):
         vector = cutlass.min(step * row_threads + lane, count - 1)

@@ -19,7 +19,7 @@
  *     ends      of each of these, how many times it and those before it have, as 32-bit integers; empty, as the next three,
  *               where estimates are not to be corrected
  *     positions of each time, that of its kernel among those that were measured, as 16-bit integers
- *     seconds   the times, in single precision
+ *     seconds   the times, in single precision, ascending for each problem, though only speed depends on that
  *     numbers   of each position, the kernel's number, as 32-bit integers; one that is not that of a kernel is none
  *     operands  a struct operand for each of a, b and out, or nothing
  *
@@ -45,7 +45,8 @@
 #define MOST 0.15
 #define DRAW 0.3
 
-#define NOT_MEASURED UINT32_MAX /* no number of a kernel either */
+#define NOT_MEASURED UINT32_MAX
+#define NO_KERNEL UINT32_MAX
 #define CACHE_LINE_BYTES 64
 
 struct tiling {
@@ -90,7 +91,7 @@ struct logarithms {
 struct measured {
   struct problem problem;
   size_t begin, end; /* of its times */
-  uint32_t first;    /* the number of the kernel of its first time; one that is not that of a kernel is none */
+  uint32_t first;    /* the number of the kernel of its first time, which was the fastest; one that no kernel has is none */
 };
 
 struct selection {
@@ -190,12 +191,12 @@ struct candidate {
 };
 
 /* The kernels with the least estimates, at most so many, ascending, of equals the first; how many there are. `guess` is the number of a
- * kernel that is probably among them, by whose estimate most others are ruled out early, or that of none. */
+ * kernel that is probably among them, by whose estimate most others are ruled out early, or a number that no kernel has. */
 static size_t leading(const struct selection *selection, const struct extents *extents, uint32_t guess, size_t most,
                       struct candidate *found) {
   size_t count = 0;
   double limit = INFINITY;
-  if (guess < selection->kernel_count) limit = WITHIN * microseconds(&selection->kernels[guess], extents, INFINITY);
+  if (guess < selection->kernel_count) limit = fmin(limit, WITHIN * microseconds(&selection->kernels[guess], extents, INFINITY));
   for (size_t index = 0; index < selection->kernel_count; index++) {
     double bound = count ? fmin(limit, WITHIN * found[0].estimate) : limit;
     if (count == most) bound = fmin(bound, found[most - 1].estimate);
@@ -305,7 +306,7 @@ static void prefetch(const void *begin, size_t size) {
   for (size_t offset = 0; offset < size; offset += CACHE_LINE_BYTES) __builtin_prefetch((const char *)begin + offset);
 }
 
-/* Have what `correct` reads of a problem brought into the caches, from which it is gone after some work of others. */
+/* Fetch what `correct` reads of a problem: other work of the program may have evicted it from the caches. */
 static void prefetch_times(const struct selection *selection, const struct measured *measured) {
   size_t begin = measured->begin, count = measured->end - begin;
   prefetch(&selection->positions[begin], count * sizeof *selection->positions);
@@ -318,7 +319,7 @@ static int64_t fastest(const struct selection *selection, const struct problem *
   struct candidate candidates[LEADING];
   if (!selection->positions) problems = 0;
   for (size_t index = 0; index < problems; index++) prefetch_times(selection, near[index].measured);
-  uint32_t guess = problems ? near[0].measured->first : NOT_MEASURED;
+  uint32_t guess = problems ? near[0].measured->first : NO_KERNEL;
   size_t count = leading(selection, &extents, guess, selection->positions ? LEADING : 1, candidates);
   for (size_t index = 0; count > 1 && index < problems; index++) correct(selection, &near[index], candidates, count);
   uint32_t best = 0;
