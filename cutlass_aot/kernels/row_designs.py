@@ -105,8 +105,8 @@ class RowDesign:
     def streamed(self) -> bool:
         """Whether loads into registers take no room in the L1 cache.
 
-        Designs of many threads are for few rows. On an H200, RMSNorm of 64 rows takes 4.8 µs so and 5.3 µs
-        otherwise; but of 65,536 rows, with fewer threads each, it takes 2 to 6% longer so
+        Designs of many threads are for few rows. On an H200, RMSNorm of 64 rows of 7,168 takes 4.8 µs so
+        and 5.3 µs otherwise; of 65,536 rows, with fewer threads each, it takes up to 6% longer so
         (docs/results/kernels.md).
         """
         return self.threads >= MOST_BLOCK_THREADS

@@ -91,7 +91,7 @@ struct logarithms {
 struct measured {
   struct problem problem;
   size_t begin, end; /* of its times */
-  uint32_t first;    /* the number of the kernel of its first time, which was the fastest; one that no kernel has is none */
+  uint32_t first;    /* the number of the kernel of its first time, the fastest, or one that no kernel has; unused without times */
 };
 
 struct selection {
