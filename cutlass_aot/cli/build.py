@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from cutlass_aot.cli.output.terminal import lines_of, say
 from cutlass_aot.schema.words import few, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cutlass_aot.builder.build import BuildResult
     from cutlass_aot.builder.events import Event, Listener
     from cutlass_aot.builder.inputs.up_to_date import UpToDateBundle
@@ -204,14 +207,38 @@ def _state(item: PlannedKernel) -> str:
     return "build" if item.artifact is None else "-"
 
 
+def _listed(planned: Sequence[PlannedKernel]) -> list[str]:
+    """A line for each kernel, under its group and why it is to be built."""
+    shown = sorted(
+        planned,
+        key=lambda item: (item.kernel.group_name, item.kernel.group, item.why, item.kernel.name),
+    )
+    rows = [(_state(item), own_name(item.kernel)) for item in shown]
+    lines = group_lines({item.kernel.group: item.kernel for item in shown})
+    groups = [(f"{item.kernel.group_name}: {item.why}", *lines[item.kernel.group]) for item in shown]
+    return table(rows, ("", "kernel"), groups)
+
+
+def _counted(planned: Sequence[PlannedKernel]) -> list[str]:
+    """The number of each group's kernels, and what its name does not say, under why they are to be built."""
+    lines = group_lines({item.kernel.group: item.kernel for item in planned})
+    counts = Counter((item.why, item.kernel.group_name, item.kernel.group) for item in planned)
+    rows: list[tuple[str, str]] = []
+    headings: list[tuple[str]] = []
+    for (why, name, group), count in sorted(counts.items()):
+        rows += [(f"{count:7}", name), *(("", line) for line in lines[group])]
+        headings += [(why,)] * (len(rows) - len(headings))
+    return table(rows, ("kernels", "group"), headings)
+
+
 @click.command("plan")
 @manifest_argument
 @build_options
 @upstream_options
 @click.option("--explain", is_flag=True, help="Name the first thing that differs from the last build.")
-@click.option("--all", "every", is_flag=True, help="List the kernels that the store has, too.")
+@click.option("--kernels", "by_kernel", is_flag=True, help="List each kernel instead of counting a group's.")
 @json_option
-def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: Any) -> int:
+def plan(manifest: Path, explain: bool, by_kernel: bool, as_json: bool, **settings: Any) -> int:
     """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
     from cutlass_aot.builder.build import make_plan
     from cutlass_aot.builder.settings import Settings
@@ -240,15 +267,8 @@ def plan(manifest: Path, explain: bool, every: bool, as_json: bool, **settings: 
     if explain:
         say(f"planned again: {made.difference}" if made.difference else "the plan of the last build holds")
     missing = sum(item.artifact is None for item in planned)
-    shown = sorted(
-        (item for item in planned if every or item.artifact is None),
-        key=lambda item: (item.kernel.group_name, item.kernel.group, item.why, item.kernel.name),
-    )
-    if shown:
-        rows = [(_state(item), own_name(item.kernel)) for item in shown]
-        lines = group_lines({item.kernel.group: item.kernel for item in shown})
-        groups = [(f"{item.kernel.group_name}: {item.why}", *lines[item.kernel.group]) for item in shown]
-        say(*table(rows, ("", "kernel"), groups))
+    if planned:
+        say(*(_listed(planned) if by_kernel else _counted(planned)))
     for warning in (*selection.warnings, *made.runs):
         say(*lines_of(f"note: {warning}"))
     failed = sum(bool(item.failed) for item in planned)

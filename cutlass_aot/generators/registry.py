@@ -190,9 +190,9 @@ def find(name: str) -> GeneratorReference:
                 f"`try` and `check` take {files[0]} itself; to build, {_for_build(files[0])}"
             )
         raise ManifestError(
-            f"unknown generator {name!r}: expected one of {', '.join(known)}; a package registers one "
-            f"through the entry-point group {GENERATORS!r}, a module through `plugins` in the manifest or "
-            "--plugin, a file as FILE.py to `try` and `check`" + did_you_mean(name, known)
+            f"unknown generator or declared kernel {name!r}: expected one of {', '.join(known)}; a package "
+            f"registers one through the entry-point group {GENERATORS!r}, a module through `plugins` in the "
+            "manifest or --plugin, a file as FILE.py to `try` and `check`" + did_you_mean(name, known)
         )
     return known[name]
 

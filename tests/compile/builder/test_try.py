@@ -142,7 +142,7 @@ def test_what_no_gpu_can_launch_is_said(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("nothing_of_this_name",), "unknown generator 'nothing_of_this_name'"),
+        (("nothing_of_this_name",), "unknown generator or declared kernel 'nothing_of_this_name'"),
         (("missing.py",), "missing.py: no such file"),
         (("soft_cap/soft_cap_kernels/declared.py", "--target", "sm_89"), "is for sm_80, sm_90a, sm_100a"),
         (("soft_cap/soft_cap_kernels/declared.py", "--where", "threads"), "expected a name, = and a value"),

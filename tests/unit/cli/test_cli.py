@@ -235,16 +235,41 @@ def test_groups_are_listed_with_their_epilogue_and_the_operands_that_differ(run,
         assert lines[place - len(formula) - 1].startswith("gemm-")
 
 
-def test_a_plan_has_a_heading_for_each_group_with_its_epilogue(run, monkeypatch):
-    planned = [PlannedKernel(kernel, "k", None, "not in the store") for kernel in (*FUSED, GELU)]
-    plan = Plan(Selection((), ()), tuple(planned), "", ())
+@pytest.fixture
+def planned(monkeypatch):
+    """What every `plan` finds: three kernels in three groups that the store lacks, and one that it has."""
+    missing = [PlannedKernel(kernel, "k", None, "not in the store") for kernel in (*FUSED, GELU)]
+    plan = Plan(Selection((), ()), (*missing, PlannedKernel(gemm(), "k", ARTIFACT, "present")), "", ())
     monkeypatch.setattr("cutlass_aot.builder.build.make_plan", lambda *_: plan)
-    _, out, _ = run("plan", "m.toml")
-    headings = [line for line in out.splitlines() if not line.startswith("build")]
+
+
+def test_a_plan_lists_each_kernel_under_its_group_with_its_epilogue(run, planned):
+    _, out, _ = run("plan", "m.toml", "--kernels")
+    headings = [line for line in out.splitlines() if not line.startswith(("build", "-"))]
     name = FUSED[0].group_name
     same = [f"{name}: not in the store", "  D = relu(accum + bias)"]
     gelu = [f"{GELU.group_name}: not in the store", "  D = gelu(accum + bias)"]
-    assert sorted(headings[1:-1]) == sorted([*same, "  bias [M]", *same, "  bias [N]", *gelu])
+    present = [f"{gemm().group_name}: present"]
+    assert sorted(headings[1:-1]) == sorted([*same, "  bias [M]", *same, "  bias [N]", *gelu, *present])
+    assert headings[-1] == "4 kernels: 3 to build, 1 present"
+
+
+def test_a_plan_counts_the_kernels_of_each_group_under_why_they_are_built(run, planned):
+    _, out, _ = run("plan", "m.toml")
+    lines = out.splitlines()
+    assert lines[:2] == ["kernels  group", "not in the store"]
+    assert lines[-3:] == ["present", f"      1  {gemm().group_name}", "4 kernels: 3 to build, 1 present"]
+    counted = [line for line in lines[2:-3] if line.split()[0] == "1"]
+    assert sorted(counted) == sorted(f"      1  {kernel.group_name}" for kernel in (*FUSED, GELU))
+    assert [line.strip() for line in lines[2:-3] if "bias [" in line] == ["bias [M]", "bias [N]"]
+    assert sum("D = gelu(accum + bias)" in line for line in lines) == 1
+
+
+def test_a_plan_adds_up_the_kernels_of_a_group(run, monkeypatch):
+    missing = tuple(PlannedKernel(kernel, "k", None, "gone") for kernel in designs())
+    plan = Plan(Selection((), ()), missing, "", ())
+    monkeypatch.setattr("cutlass_aot.builder.build.make_plan", lambda *_: plan)
+    assert run("plan", "m.toml")[1].splitlines()[1:3] == ["gone", f"      3  {gemm().group_name}"]
 
 
 def test_a_repeated_option_is_an_alternative(run, bundle):
