@@ -12,6 +12,7 @@ import pytest
 from cutlass_aot.builder.check.toolchain_test import _ADVICE
 from cutlass_aot.builder.events import Event
 from cutlass_aot.cli.build import command as build_command
+from cutlass_aot.cli.build import plan as plan_command
 from cutlass_aot.cli.doctor import _STEPS
 from cutlass_aot.cli.doctor import command as doctor_command
 from cutlass_aot.cli.output.event_lines import NAMES, EventLines
@@ -35,7 +36,7 @@ def test_every_event_and_field_is_documented(capsys):
 
 
 def test_every_option_that_is_named_exists():
-    known = {option for command in (build_command, doctor_command) for item in command.params
+    known = {option for command in (build_command, plan_command, doctor_command) for item in command.params
              for option in item.opts}  # fmt: skip
     named = set(re.findall(r"(?<=[ `])--[a-z-]+", TEXT))
     assert named
