@@ -236,7 +236,7 @@ def test_a_kernel_that_the_compiler_refused_is_not_tried_again_until_asked(tmp_p
     planned = place("--json", verb="plan", env=environment)
     whys = {item["why"] for item in json.loads(planned.stdout)["kernels"]}
     assert "failed before with this toolchain: ValueError: no such instruction" in whys
-    lines = place(verb="plan", env=environment).stdout.splitlines()
+    lines = place("--kernels", verb="plan", env=environment).stdout.splitlines()
     assert [line.split()[0] for line in lines if "-sm_90a-" not in line and "raise" in line] == ["failed"]
     assert lines[-1] == (
         "2 kernels: 1 to build, 0 present, 1 failed in an earlier build and not compiled again without build "
