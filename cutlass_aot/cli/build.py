@@ -236,7 +236,7 @@ def _counted(planned: Sequence[PlannedKernel]) -> list[str]:
 @build_options
 @upstream_options
 @click.option("--explain", is_flag=True, help="Name the first thing that differs from the last build.")
-@click.option("--kernels", "by_kernel", is_flag=True, help="List each kernel instead of counting a group's.")
+@click.option("--kernels", "by_kernel", is_flag=True, help="List each kernel, not only how many a group has.")
 @json_option
 def plan(manifest: Path, explain: bool, by_kernel: bool, as_json: bool, **settings: Any) -> int:
     """Say which kernels MANIFEST asks for, which the store has, and why the others are to be built."""
